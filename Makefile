@@ -1,0 +1,36 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up its own .venv; the second call is fast.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types bench docs clean
+
+demo: $(VENV)/.product
+	$(VENV)/bin/trimtab demo
+
+test: $(VENV)/.developer lint types
+	$(PY) -m pytest
+
+lint: $(VENV)/.developer
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.developer
+	$(VENV)/bin/mypy
+
+$(VENV)/.product: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+# torchvision, timm and torchattacks come without their dependencies: there is no CPU wheel of torchvision
+# to resolve against, and they are only compared with in the tests.
+$(VENV)/.developer: $(VENV)/.product requirements-dev.txt requirements-nodeps.txt
+	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps -r requirements-nodeps.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist site

@@ -1,0 +1,69 @@
+"""Randomness as a function of (seed, id, draw), never of the batch.
+
+The same image gets the same start, noise and corruption whatever the batch size, the order, the
+device or the number of processes. Numbers are drawn on the CPU, one generator per image, and then
+moved: the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+def key(*parts: int) -> int:
+    """Mix integers into one 64-bit seed (splitmix64, each part in turn)."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 30)) * 0x94D049BB133111EB & _MASK
+        state = (state ^ (state >> 27)) + 0x9E3779B97F4A7C15 & _MASK
+        state ^= state >> 31
+    return state
+
+
+def generator(seed: int, id: int = 0, draw: int = 0) -> torch.Generator:
+    """A CPU generator for one image and one purpose (`draw`)."""
+    return torch.Generator().manual_seed(key(seed, id, draw))
+
+
+def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
+    """The images' indices in their set: 0..N-1 of this call if none are given."""
+    if ids is None:
+        return list(range(len(x)))
+    listed = ids.tolist() if isinstance(ids, Tensor) else [int(i) for i in ids]
+    if len(listed) != len(x):
+        raise ValueError(f"{len(listed)} ids for {len(x)} images; give one id per image")
+    return listed
+
+
+def uniform(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
+    """Uniform in [0, 1), one independent stream per image, shaped as `like`."""
+    return _fill(like, seed, ids, draw, "uniform_")
+
+
+def normal(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
+    """Standard normal, one independent stream per image, shaped as `like`."""
+    return _fill(like, seed, ids, draw, "normal_")
+
+
+def integers(low: int, high: int, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
+    """One integer in [low, high) per image (on the CPU)."""
+    return torch.tensor([int(torch.randint(low, high, (), generator=generator(seed, i, draw))) for i in ids])
+
+
+def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
+    return torch.randperm(n, generator=generator(seed, 0, draw))
+
+
+def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> Tensor:
+    # Rows are filled in logical NCHW order on contiguous memory (filling a channels-last tensor is
+    # several times slower), and only then take the layout of `like`.
+    out = torch.empty(like.shape, dtype=like.dtype if like.dtype == torch.float64 else torch.float32)
+    for row, i in zip(out, ids, strict=True):
+        getattr(row, fill)(generator=generator(seed, i, draw))
+    return torch.empty_like(like).copy_(out)

@@ -1,0 +1,112 @@
+"""Values that every part of trimtab speaks in. They hold numbers, they do no work.
+
+Pixels are in [0, 1] everywhere: budgets, noise levels and step sizes are in pixel units, and a
+model's mean and deviation live inside the model, recorded in its `InputSpec`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+class BadInput(ValueError):
+    """Something the user gave cannot be used. The message is one sentence: what was wrong, what to do."""
+
+
+def number(value: float | int | str) -> float:
+    """Read `8/255`, `1e-3` or a plain number.
+
+    >>> number("8/255") == 8 / 255, number("1e-3"), number(2)
+    (True, 0.001, 2.0)
+    """
+    try:
+        if isinstance(value, str) and "/" in value:
+            above, below = value.split("/")
+            result = float(above) / float(below)
+        else:
+            result = float(value)
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise BadInput(f"{value!r} is not a number; write it like 0.03, 1e-3 or 8/255") from None
+    if not math.isfinite(result):
+        raise BadInput(f"{value!r} is not a finite number; write it like 0.03, 1e-3 or 8/255")
+    return result
+
+
+def pretty(value: float) -> str:
+    """Write a pixel value the way people say it.
+
+    >>> pretty(8 / 255), pretty(0.5)
+    ('8/255', '0.5')
+    """
+    eighths = Fraction(value * 255).limit_denominator(4)
+    if value and value != round(value, 3) and abs(float(eighths) / 255 - value) < 1e-9:
+        return f"{float(eighths):g}/255"
+    return f"{value:g}"
+
+
+@dataclass(frozen=True)
+class Linf:
+    """All images within `eps` of the original in every pixel."""
+
+    eps: float | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", _radius(self.eps))
+
+    @property
+    def radius(self) -> float:
+        return float(self.eps)
+
+    def __str__(self) -> str:
+        return f"l_inf {pretty(self.radius)}"
+
+
+@dataclass(frozen=True)
+class L2:
+    """All images within Euclidean distance `eps` of the original."""
+
+    eps: float | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", _radius(self.eps))
+
+    @property
+    def radius(self) -> float:
+        return float(self.eps)
+
+    def __str__(self) -> str:
+        return f"l_2 {pretty(self.radius)}"
+
+
+Budget = Linf | L2
+
+
+def _radius(eps: float | str) -> float:
+    radius = number(eps)
+    if radius < 0:
+        raise BadInput(f"a budget's radius must not be negative, found {radius:g}")
+    return radius
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a classifier expects: pixels in [0, 1], of this size, normalised inside by mean and std."""
+
+    size: tuple[int, int] = (32, 32)
+    """Height and width in pixels."""
+    channels: int = 3
+    mean: tuple[float, ...] = field(default=(0.0, 0.0, 0.0))
+    """Subtracted inside the model, one value per channel."""
+    std: tuple[float, ...] = field(default=(1.0, 1.0, 1.0))
+    """Divided by inside the model, one value per channel."""
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise BadInput(
+                f"an InputSpec with {self.channels} channels needs as many means and deviations, "
+                f"found {len(self.mean)} and {len(self.std)}"
+            )
+        if min(self.std) <= 0:
+            raise BadInput(f"deviations must be positive, found {self.std}")
