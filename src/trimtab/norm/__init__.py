@@ -1,0 +1,39 @@
+"""The core: batch-norm layers whose statistics are steered. Only this folder knows how such a layer works.
+
+setting       the five knobs as one frozen value
+layer         the steered layer: route, group, take moments, normalise, learn
+moments       the arithmetic behind it, in fused kernels
+synchronise   moments over all processes
+surgery       steer, release, branches
+steering      use, observe, layers
+state         snapshot, restore, recalibrate, freeze, shift gradients
+kinds         batch, group, instance, layer or no normalisation, in any model
+fold          conv + norm as one convolution, while statistics are fixed
+audit         what is wrong, and what to do about it
+"""
+
+from trimtab.norm.audit import Audit, audit
+from trimtab.norm.fold import fold
+from trimtab.norm.kinds import KINDS, make, swap
+from trimtab.norm.layer import Branch, Steered
+from trimtab.norm.moments import perturb
+from trimtab.norm.setting import Moments, Route, Setting, Shift
+from trimtab.norm.state import (
+    freeze,
+    parameters,
+    recalibrate,
+    restore,
+    shift_gradients,
+    snapshot,
+    synchronise,
+    thaw,
+)
+from trimtab.norm.steering import layers, observe, use, zero_shifts
+from trimtab.norm.surgery import add_branch, plan, rebuild, release, steer
+
+__all__ = [
+    "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Steered",
+    "add_branch", "audit", "fold", "freeze", "layers", "make", "observe", "parameters", "perturb", "plan",
+    "rebuild", "recalibrate", "release", "restore", "shift_gradients", "snapshot", "steer", "swap",
+    "synchronise", "thaw", "use", "zero_shifts",
+]  # fmt: skip

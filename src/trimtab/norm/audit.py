@@ -1,0 +1,187 @@
+"""What state are a model's normalisation layers in, what is wrong with them, and what to do about it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.norm.layer import Steered
+from trimtab.norm.moments import moments, pool
+from trimtab.norm.setting import MAIN, Moments
+from trimtab.norm.state import images_for
+from trimtab.norm.surgery import is_batch_norm
+
+DEAD_VARIANCE = 1e-10
+"""A channel whose running variance is below this is constant: nothing passes through it."""
+DRIFT = 0.5
+"""Mean drift, in running deviations, from which statistics belong to another domain."""
+
+_OTHER_KINDS = {nn.GroupNorm: "group", nn.LayerNorm: "layer"}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    what: str
+    """What was found, in a clause."""
+    advice: str
+    """What to do about it."""
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    name: str
+    kind: str
+    channels: int
+    branches: tuple[str, ...]
+    momentum: float | None
+    training: bool
+    batches_seen: int | None
+    """Updates of the main branch's running statistics; None if the layer keeps none."""
+    drift_mean: float | None
+    """|batch mean - running mean| / running deviation, averaged over channels; None without data."""
+    drift_std: float | None
+    """Batch deviation / running deviation, geometric mean over channels; None without data."""
+    trouble: tuple[Trouble, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    layers: tuple[LayerAudit, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not any(layer.trouble for layer in self.layers)
+
+    def __str__(self) -> str:
+        width = max((len(layer.name) for layer in self.layers), default=0)
+        lines = [f"{len(self.layers)} normalisation layers, {'no trouble' if self.sound else 'with trouble'}"]
+        for layer in self.layers:
+            lines.append(
+                f"{layer.name:<{width}}  {layer.kind:<8} {layer.channels:>5}  {','.join(layer.branches)}"
+            )
+            lines += [f"{'':<{width}}  ! {trouble.what}: {trouble.advice}" for trouble in layer.trouble]
+        return "\n".join(lines)
+
+
+def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
+    """A row per normalisation layer: kind, branches, state, trouble, advice. The model is not touched.
+
+    With `batches` (image tensors, or tuples that start with one) each layer's running statistics are
+    compared with those that the data give.
+    """
+    drift = {} if batches is None else _moments_on(model, batches)
+    rows = []
+    for name, module in model.named_modules():
+        kind = _kind(module)
+        if kind == "batch":
+            rows.append(_audit_batch_norm(name, module, drift.get(name)))
+        elif kind is not None:
+            rows.append(_audit_other(name, module, kind))
+    return Audit(tuple(rows))
+
+
+def _kind(module: nn.Module) -> str | None:
+    if is_batch_norm(module):
+        return "batch"
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return "instance"
+    return next((kind for cls, kind in _OTHER_KINDS.items() if isinstance(module, cls)), None)
+
+
+def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudit:
+    trouble = []
+    branches = layer.branch_names if isinstance(layer, Steered) else (MAIN,)
+    for branch in branches:
+        statistics = layer.statistics_holder(branch) if isinstance(layer, Steered) else layer
+        affine = layer.affine_holder(branch) if isinstance(layer, Steered) else layer
+        where = "" if branch == MAIN else f"branch {branch}: "
+        trouble += [Trouble(where + t.what, t.advice) for t in _troubles(affine, statistics)]
+    trouble += _momentum_troubles(layer.momentum)
+    drift_mean = drift_std = None
+    if batch is not None and layer.running_mean is not None:
+        sigma = (layer.running_var + layer.eps).sqrt()
+        drift_mean = float(((batch.mean - layer.running_mean).abs() / sigma).mean())
+        drift_std = float(((batch.var + layer.eps).sqrt() / sigma).log().mean().exp())
+        if not drift_mean < DRIFT or not 0.5 < drift_std < 2.0:
+            what = f"on this data the mean is {drift_mean:.2g} deviations off, the deviation {drift_std:.2g}x"
+            trouble.append(Trouble(what, "the statistics are of another domain: recalibrate or adapt"))
+    return LayerAudit(
+        name=name,
+        kind="batch",
+        channels=_channels(layer),
+        branches=branches,
+        momentum=layer.momentum,
+        training=layer.training,
+        batches_seen=None
+        if layer.running_mean is None
+        else int(getattr(layer, "num_batches_tracked", 0) or 0),
+        drift_mean=drift_mean,
+        drift_std=drift_std,
+        trouble=tuple(trouble),
+    )
+
+
+def _troubles(affine: Any, statistics: Any) -> Iterable[Trouble]:
+    mean, var = statistics.running_mean, statistics.running_var
+    gains = [t for t in (affine.weight, affine.bias) if t is not None]
+    if not all(bool(t.isfinite().all()) for t in gains):
+        yield Trouble("non-finite gain or bias", "restore an earlier checkpoint")
+    if mean is None:
+        yield Trouble("keeps no running statistics", "an image's output depends on its batch; track them")
+        return
+    if not (mean.isfinite().all() and var.isfinite().all()):
+        yield Trouble("non-finite running statistics", "recalibrate on clean data")
+    elif bool((mean == 0).all()) and bool((var == 1).all()):
+        yield Trouble("running statistics were never trained", "train, or recalibrate on data")
+    else:
+        negative, dead = int((var < 0).sum()), int(((var >= 0) & (var < DEAD_VARIANCE)).sum())
+        if negative:
+            yield Trouble(f"{negative} channels have a negative variance", "recalibrate on clean data")
+        if dead:
+            what = f"{dead} of {len(var)} channels are dead (constant)"
+            yield Trouble(what, "prune them or lower the learning rate; their shift has no effect")
+
+
+def _momentum_troubles(momentum: float | None) -> Iterable[Trouble]:
+    if momentum == 0:
+        yield Trouble("momentum 0", "running statistics never learn; take 0.1, or freeze on purpose")
+    elif momentum == 1:
+        yield Trouble("momentum 1", "running statistics are those of the last batch; take 0.1")
+
+
+def _audit_other(name: str, layer: Any, kind: str) -> LayerAudit:
+    trouble = []
+    if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
+        trouble.append(Trouble("non-finite gain or bias", "restore an earlier checkpoint"))
+    channels = _channels(layer)
+    return LayerAudit(name, kind, channels, (MAIN,), None, layer.training, None, None, None, tuple(trouble))
+
+
+def _channels(layer: Any) -> int:
+    for attribute in ("num_features", "num_channels"):
+        if hasattr(layer, attribute):
+            return int(getattr(layer, attribute))
+    sizes = getattr(layer, "normalized_shape", None) or (len(layer.weight),)
+    return int(sizes[-1])
+
+
+@torch.no_grad()
+def _moments_on(model: nn.Module, batches: Iterable[Any]) -> dict[str, Moments]:
+    """The moments of what each batch-norm layer receives, the network as it is in eval mode."""
+    probe = copy.deepcopy(model).eval()
+    seen: dict[str, list[Moments]] = {}
+
+    def watch(name: str) -> Any:
+        return lambda module, inputs: seen.setdefault(name, []).append(moments(inputs[0]))
+
+    for name, module in probe.named_modules():
+        if is_batch_norm(module):
+            module.register_forward_pre_hook(watch(name))
+    for batch in batches:
+        probe(images_for(probe, batch))
+    return {name: pool(found) for name, found in seen.items()}

@@ -1,0 +1,127 @@
+"""Folding batch norm into the convolution before it, while statistics are fixed.
+
+With running statistics a batch-norm layer is a constant affine map per channel, so conv + norm is one
+convolution: W' = W gamma / sigma, b' = (b - mu) gamma / sigma + beta. Attacks and certification run
+many passes over a fixed network and take this copy. A pair is folded only if tracing proves it: the
+convolution feeds this layer and nothing else, and both run once.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from trimtab.norm.layer import Steered, understood
+from trimtab.norm.setting import MAIN
+from trimtab.norm.steering import layers
+from trimtab.norm.surgery import is_batch_norm
+
+_FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
+    """A frozen copy of `model` that computes what the model does in eval mode, with fewer layers.
+
+    Branches and settings in force are taken over. Layers that do not normalise with running statistics,
+    and pairs that tracing cannot prove, are left as they are. With an `example` batch the copy is checked
+    against the model, and given unfolded should they differ beyond rounding.
+    """
+    plain = _frozen_copy(model)
+    pairs = foldable(plain)
+    if not pairs:
+        return plain
+    folded = plain if example is None else copy.deepcopy(plain)
+    for conv_name, norm_name in pairs:
+        _merge(folded, conv_name, norm_name)
+    if example is None or _agree(folded, plain, example):
+        return folded
+    return plain
+
+
+def foldable(model: nn.Module) -> list[tuple[str, str]]:
+    """(convolution, norm layer) pairs that tracing proves to be one affine map; none if it cannot trace."""
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
+        return []
+    modules = dict(model.named_modules())
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    times: dict[nn.Module, int] = {}
+    for node in calls:
+        module = modules[str(node.target)]
+        times[module] = times.get(module, 0) + 1
+    pairs = []
+    for node in calls:
+        before = node.args[0] if node.args else None
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
+            continue
+        conv_name, norm_name = str(before.target), str(node.target)
+        conv, norm = modules[conv_name], modules[norm_name]
+        plain = type(conv) in _FOLDABLE and _unhooked(conv) and _unhooked(norm)
+        if plain and times[conv] == times[norm] == 1 and _is_fixed(norm):
+            pairs.append((conv_name, norm_name))
+    return pairs
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _is_fixed(norm: nn.Module) -> bool:
+    """Whether this layer (in eval mode) is a constant affine map in its setting."""
+    if not isinstance(norm, Steered):
+        return is_batch_norm(norm) and understood(type(norm)) and bool(norm.track_running_stats)
+    setting = norm.setting
+    routed = not isinstance(setting.branch or MAIN, str)
+    idle = norm.update_now() is False and setting.observe is None and setting.shift is None
+    return norm.source_now() == "running" and idle and not routed
+
+
+def _unhooked(module: nn.Module) -> bool:
+    return not (module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"))
+
+
+@torch.no_grad()
+def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
+    conv: Any = model.get_submodule(conv_name)
+    norm: Any = model.get_submodule(norm_name)
+    statistics = affine = norm
+    if isinstance(norm, Steered):
+        branch = str(norm.setting.branch or MAIN)
+        statistics, affine = norm.statistics_holder(branch), norm.affine_holder(branch)
+    wide = torch.float64 if conv.weight.device.type != "mps" else torch.float32
+    scale = (statistics.running_var.to(wide) + norm.eps).rsqrt()
+    if affine.weight is not None:
+        scale = scale * affine.weight.to(wide)
+    offset = -statistics.running_mean.to(wide) * scale
+    if affine.bias is not None:
+        offset = offset + affine.bias.to(wide)
+    if conv.bias is not None:
+        offset = offset + conv.bias.to(wide) * scale
+    weight = conv.weight.to(wide) * scale.view([-1] + [1] * (conv.weight.dim() - 1))
+    form = torch.channels_last if conv.weight.dim() == 4 else torch.contiguous_format
+    conv.weight = nn.Parameter(
+        weight.to(conv.weight.dtype).contiguous(memory_format=form), requires_grad=False
+    )
+    conv.bias = nn.Parameter(offset.to(conv.weight.dtype), requires_grad=False)
+    parent, _, name = norm_name.rpartition(".")
+    after = [child for at, child in norm.named_children() if at in ("drop", "act")]
+    setattr(model.get_submodule(parent), name, nn.Sequential(*after) if after else nn.Identity())
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    frozen = copy.deepcopy(model)
+    for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
+        layer.setting = original.setting  # a copy starts at rest; this one goes on where the model is
+    return frozen.eval().requires_grad_(False)
+
+
+def _agree(folded: nn.Module, plain: nn.Module, example: Tensor) -> bool:
+    with torch.no_grad():
+        got, wanted = folded(example), plain(example)
+    scale = float(wanted.abs().max().clamp(min=1e-6))
+    return bool(((got - wanted).abs().max() <= 1e-3 * scale).item())

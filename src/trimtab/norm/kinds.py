@@ -1,0 +1,75 @@
+"""Which kind of normalisation: one function that makes a layer, one that swaps the kind in any model."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from trimtab.norm.layer import Steered
+from trimtab.norm.surgery import is_batch_norm
+from trimtab.types import BadInput
+
+KINDS = ("bn", "gn", "in", "ln", "none")
+
+
+def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
+    """A fresh normalisation layer for (N, channels, ...) features with `dims` positions' axes.
+
+    `gn` takes 32 groups, or the largest divisor of `channels` up to 32; `ln` normalises each image over
+    all channels and positions (one group), as the papers do for convolutional networks.
+    """
+    if kind == "bn":
+        return (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims](channels)
+    if kind == "gn":
+        groups = next(g for g in range(min(32, channels), 0, -1) if channels % g == 0)
+        return nn.GroupNorm(groups, channels)
+    if kind == "in":
+        if dims == 0:
+            raise BadInput("instance normalisation needs features with positions, found a layer on (N, C)")
+        return (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 1](channels, affine=True)
+    if kind == "ln":
+        return nn.GroupNorm(1, channels)
+    if kind == "none":
+        return nn.Identity()
+    raise BadInput(f"{kind!r} is no kind of normalisation; take one of {', '.join(KINDS)}")
+
+
+def swap(model: nn.Module, kind: str) -> nn.Module:
+    """Replace every batch-norm layer of `model`, in place, by a fresh one of another kind; return the model.
+
+    Gains start at one and biases at zero, except that a constant gain survives (residual networks start
+    some gains at zero on purpose). What a fused layer did after normalising (timm's activation) stays.
+    Trained statistics do not carry over between kinds, so the network must be trained again.
+    """
+    if kind not in KINDS:
+        make(kind, 1)
+    if is_batch_norm(model):
+        raise BadInput("the model is itself a batch-norm layer; swap works on a network that contains some")
+    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    made: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
+    for parent, name, old in found:
+        if is_batch_norm(old):
+            if old not in made:
+                made[old] = _successor(old, kind)
+            setattr(parent, name, made[old])
+    return model
+
+
+def _successor(old: nn.Module, kind: str) -> nn.Module:
+    like = old.weight if getattr(old, "weight", None) is not None else old.running_mean
+    new = make(kind, int(old.num_features), _dims(old)).to(like)  # type: ignore[arg-type]
+    gain, fresh = getattr(old, "weight", None), getattr(new, "weight", None)
+    if gain is not None and fresh is not None and math.isclose(float(gain.min()), float(gain.max())):
+        fresh.data.fill_(float(gain.min()))
+    after = [child for name, child in old.named_children() if name in ("drop", "act")]
+    new = nn.Sequential(new, *after) if after else new
+    return new.train(old.training)
+
+
+def _dims(layer: nn.Module) -> int:
+    stock = layer.stock_class if isinstance(layer, Steered) else type(layer)
+    for kind, dims in ((nn.BatchNorm1d, 1), (nn.BatchNorm3d, 3)):
+        if issubclass(stock, kind):
+            return dims
+    return 2

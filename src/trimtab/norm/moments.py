@@ -1,0 +1,103 @@
+"""The arithmetic of batch statistics: take them, pool them, blend them, normalise with them.
+
+Everything is differentiable, and every full-size pass is one of PyTorch's fused kernels: what differs
+from stock batch normalisation is always expressed in vectors of one value per channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trimtab.norm.setting import Moments, Shift
+
+
+def moments(x: Tensor) -> Moments:
+    """Mean and biased variance of each channel of x (N, C, ...), in float32 or wider."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    var, mean = torch.var_mean(wide, axes, correction=0)
+    return Moments(mean, var, x.numel() // x.shape[1])
+
+
+def pool(parts: Sequence[Moments]) -> Moments:
+    """The moments of the union, from the moments of its parts."""
+    if len(parts) == 1:
+        return parts[0]
+    n = sum(part.n for part in parts)
+    mean = sum((part.mean * (part.n / n) for part in parts), start=torch.zeros_like(parts[0].mean))
+    var = sum(
+        ((part.var + (part.mean - mean) ** 2) * (part.n / n) for part in parts),
+        start=torch.zeros_like(parts[0].var),
+    )
+    return Moments(mean, var, n)
+
+
+def blend(
+    batch: Moments, mean: Tensor, var: Tensor, rho: float, of: str, eps: float
+) -> tuple[Tensor, Tensor]:
+    """rho of the batch, 1 - rho of the running statistics: of mean and deviation, or of mean and variance."""
+    mixed_mean = rho * batch.mean + (1 - rho) * mean
+    if of == "var":
+        return mixed_mean, rho * batch.var + (1 - rho) * var
+    deviation = rho * (batch.var + eps).sqrt() + (1 - rho) * (var + eps).sqrt()
+    return mixed_mean, deviation**2 - eps
+
+
+def normalise_by_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, want_moments: bool
+) -> tuple[Tensor, Moments | None]:
+    """Stock training-mode batch norm; its batch moments come for free when wanted."""
+    if not want_moments:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
+    dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+    mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
+    var = torch.zeros_like(mean)
+    # With momentum 1 the "running" buffers that the kernel writes are the batch's own moments.
+    y = F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
+    n = x.numel() // x.shape[1]
+    return y, Moments(mean, var * ((n - 1) / n), n)
+
+
+def normalise_by(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shift: Shift | None,
+    eps: float,
+) -> Tensor:
+    """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for any mu and sigma.
+
+    The kernel normalises with mu and sigma as constants; a shift, and the dependence of mu and sigma on
+    the batch, enter through the weight and bias it is given. Their values there are unchanged by that
+    dependence, only their gradients are not.
+    """
+    at_mean, at_var = mean.detach(), var.detach()
+    if shift is not None or mean.requires_grad or var.requires_grad:
+        sigma = (var + eps).sqrt()
+        gamma = torch.ones_like(mean) if weight is None else weight
+        beta = torch.zeros_like(mean) if bias is None else bias
+        if shift is not None and shift.sigma is not None:
+            gamma = gamma * (1 + shift.sigma)
+        if shift is not None and shift.mu is not None:
+            ratio = mean / sigma
+            beta = beta - gamma * shift.mu * (ratio if shift.through else ratio.detach())
+        bias = beta + gamma * (at_mean - mean) / sigma
+        weight = gamma * ((at_var + eps).sqrt() / sigma)
+    return F.batch_norm(x, at_mean, at_var, weight, bias, False, 0.0, eps)
+
+
+def perturb(z: Tensor, d_mu: Tensor, d_sigma: Tensor) -> Tensor:
+    """AdvBN's perturbation of a feature z (N, C, ...): (1 + d_sigma)(z - mu) + (1 + d_mu) mu.
+
+    mu is the mean of each channel over the batch and all positions; d_mu and d_sigma have one value per
+    channel, shared by the whole batch. The mean becomes (1 + d_mu) mu, the deviation |1 + d_sigma| sigma.
+    """
+    shape = [1, -1] + [1] * (z.dim() - 2)
+    mu = z.mean([axis for axis in range(z.dim()) if axis != 1], keepdim=True)
+    return (1 + d_sigma.view(shape)) * (z - mu) + (1 + d_mu.view(shape)) * mu

@@ -1,0 +1,89 @@
+"""The five questions that every forward pass of a batch-norm layer answers, as one frozen value.
+
+    branch   whose parameters and running statistics?       a name, or (name, count) pairs that route
+    source   which mean and deviation normalise?            "batch", "running", "blend" with `rho`
+    update   do the running statistics learn?               False, True, a momentum, "average"
+    groups   over which part of the batch are they taken?   n equal groups
+    shift    are they perturbed?                            a `Shift` per layer
+
+`None` means what stock PyTorch would do in the layer's current mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from torch import Tensor
+
+from trimtab.types import BadInput
+
+Route = tuple[tuple[str, int], ...]
+"""Parts of the batch in order: (branch, number of images)."""
+
+MAIN = "main"
+"""The branch that a stock layer has."""
+
+
+class Moments(NamedTuple):
+    """Mean and (biased) variance per channel, and how many values each was taken over."""
+
+    mean: Tensor
+    var: Tensor
+    n: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """A perturbation of one layer's statistics: gamma (1 + sigma) (x - (1 + mu) mean) / deviation + beta."""
+
+    mu: Tensor | None = None
+    """delta_mu, one value per channel; None is zero."""
+    sigma: Tensor | None = None
+    """delta_sigma, one value per channel; None is zero."""
+    through: bool = True
+    """Whether gradients flow through the mean and deviation that multiply delta_mu (APART, Eq. 3)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What one layer does in its next forward pass. Replaced by `use`, never changed."""
+
+    branch: str | Route | None = None
+    source: str | None = None
+    rho: float | None = None
+    """Weight of the batch in a blend; 0 is running, 1 is batch."""
+    blend_of: str | None = None
+    """What a blend mixes beside the mean: "std" (the default, Nandy et al.) or "var" (Schneider et al.)."""
+    update: bool | float | str | None = None
+    groups: int | None = None
+    shift: Shift | None = None
+    observe: Callable[[Moments], None] | None = None
+    """Told the batch's moments in each pass; set by `norm.observe`."""
+    neutral: bool = field(init=False)
+    """No knob is set: the layer runs the stock forward pass."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "neutral", all(getattr(self, f.name) is None for f in fields(self) if f.init)
+        )
+        if self.source not in (None, "batch", "running", "blend"):
+            raise BadInput(f'source must be "batch", "running", "blend" or None, found {self.source!r}')
+        if self.source == "blend" and self.rho is None:
+            raise BadInput('source="blend" needs rho, the weight of the batch between 0 and 1')
+        if self.rho is not None and not 0 <= self.rho <= 1:
+            raise BadInput(f"rho must lie in [0, 1], found {self.rho!r}")
+        if self.blend_of not in (None, "std", "var"):
+            raise BadInput(f'blend_of must be "std" or "var", found {self.blend_of!r}')
+        if isinstance(self.update, str) and self.update != "average":
+            raise BadInput(
+                f'update must be True, False, a momentum, "average" or None, found {self.update!r}'
+            )
+        if isinstance(self.update, float) and not 0 <= self.update <= 1:
+            raise BadInput(f"a momentum must lie in [0, 1], found {self.update!r}")
+        if self.groups is not None and (not isinstance(self.groups, int) or self.groups < 1):
+            raise BadInput(f"groups must be a whole number from 1 up, found {self.groups!r}")
+
+
+NEUTRAL = Setting()

@@ -1,0 +1,150 @@
+"""Turning the knobs: `use` for as long as a block lasts, `layers` to name what is steered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.norm.layer import Steered
+from trimtab.norm.setting import MAIN, Moments, Route, Shift
+from trimtab.types import BadInput
+
+_INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "inherit"})()
+
+_WRAPPERS_IN_FRONT = ("module", "_forward_module", "_original_module")  # DDP, Fabric
+_WRAPPERS_ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module")  # torch.compile, FSDP
+
+
+def layers(model: nn.Module) -> dict[str, Steered]:
+    """The steered layers of `model` by name, relative to the innermost module: wrappers do not show."""
+    return {_strip(name): m for name, m in model.named_modules() if isinstance(m, Steered)}
+
+
+@contextmanager
+def use(
+    module: nn.Module,
+    *,
+    branch: str | Route | list[tuple[str, int]] | None = _INHERIT,
+    source: str | None = _INHERIT,
+    rho: float | None = _INHERIT,
+    blend_of: str | None = _INHERIT,
+    update: bool | float | str | None = _INHERIT,
+    groups: int | None = _INHERIT,
+    shift: Mapping[str, Shift] | None = _INHERIT,
+) -> Iterator[None]:
+    """Turn knobs on every steered layer inside `module` until the block ends, however it ends.
+
+    An omitted knob keeps what an outer `use` gave it; `None` puts it back to stock behaviour. `branch`
+    is a name or a route, (name, count) pairs that split the batch in order; a layer without that branch
+    stays on "main". `shift` maps names from `layers(module)` to `Shift`s; layers not named are unshifted.
+    The backward pass of what ran inside belongs inside, too.
+    """
+    steered = layers(module)
+    if not steered:
+        raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
+    knobs: dict[str, Any] = {
+        "source": source,
+        "rho": rho,
+        "blend_of": blend_of,
+        "update": update,
+        "groups": groups,
+    }
+    knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
+    if source is not _INHERIT and source != "blend":
+        knobs |= {"rho": None if rho is _INHERIT else rho}
+    if branch is not _INHERIT:
+        knobs["branch"] = _checked_branch(branch, steered)
+    shifts = _checked_shifts(shift, steered)
+
+    settings = {
+        name: replace(layer.setting, **knobs, **({} if shifts is _INHERIT else {"shift": shifts.get(name)}))
+        for name, layer in steered.items()
+    }
+    with _set(steered, settings):
+        yield
+
+
+@contextmanager
+def observe(module: nn.Module) -> Iterator[dict[str, Moments]]:
+    """Collect, per layer, the moments of the whole batch in its latest pass.
+
+    >>> with observe(model) as seen: model(x)  # doctest: +SKIP
+    >>> seen["layer1.0.bn1"].mean  # doctest: +SKIP
+    """
+    steered = layers(module)
+    if not steered:
+        raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
+    seen: dict[str, Moments] = {}
+    settings = {
+        name: replace(layer.setting, observe=partial(seen.__setitem__, name))
+        for name, layer in steered.items()
+    }
+    with _set(steered, settings):
+        yield seen
+
+
+@contextmanager
+def _set(steered: dict[str, Steered], settings: dict[str, Any]) -> Iterator[None]:
+    before = [(layer, layer.setting) for layer in steered.values()]
+    for name, layer in steered.items():
+        layer.setting = settings[name]
+    try:
+        yield
+    finally:
+        for layer, setting in before:
+            layer.setting = setting
+
+
+def zero_shifts(module: nn.Module, requires_grad: bool = False) -> dict[str, Shift]:
+    """A shift of nothing for every steered layer, to differentiate with respect to or to fill."""
+
+    def zeros(layer: Steered) -> torch.Tensor:
+        like = next((t for t in (layer.weight, layer.running_mean) if t is not None), torch.zeros(()))
+        return torch.zeros(
+            layer.num_features, dtype=like.dtype, device=like.device, requires_grad=requires_grad
+        )
+
+    return {name: Shift(zeros(layer), zeros(layer)) for name, layer in layers(module).items()}
+
+
+def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | None:
+    if branch is None or isinstance(branch, str):
+        names = [branch or MAIN]
+    else:
+        branch = tuple((str(name), int(count)) for name, count in branch)
+        names = [name for name, _ in branch]
+        if len(set(names)) < len(names) or not names:
+            raise BadInput(f"a route names each branch once, found {', '.join(names) or 'none'}")
+    known = dict.fromkeys(name for layer in steered.values() for name in layer.branch_names)
+    for name in names:
+        if name not in known:
+            raise BadInput(f"there is no branch {name!r}; this model has {', '.join(known)}")
+    return branch
+
+
+def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:
+    if shift is _INHERIT:
+        return _INHERIT
+    for name, one in (shift or {}).items():
+        if name not in steered:
+            raise BadInput(f"there is no steered layer {name!r} to shift; layers(model) lists them")
+        for delta in (one.mu, one.sigma):
+            channels = steered[name].num_features
+            if delta is not None and delta.shape != (channels,):
+                raise BadInput(
+                    f"the shift of {name!r} needs {channels} values, found shape {tuple(delta.shape)}"
+                )
+    return shift or {}
+
+
+def _strip(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS_ANYWHERE]
+    while parts and parts[0] in _WRAPPERS_IN_FRONT:
+        parts = parts[1:]
+    return ".".join(parts)

@@ -1,0 +1,54 @@
+"""Batch statistics over all processes: every rank normalises with the moments of the whole batch.
+
+torch's SyncBatchNorm refuses CPU tensors and couples statistics to one layer class; this is a switch on
+steered layers, differentiable, weighted by each rank's count, on any backend of torch.distributed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trimtab.norm.setting import Moments
+from trimtab.types import BadInput
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def pool_processes(own: Moments) -> Moments:
+    """The moments over all processes, from each one's own (two small all-reduces)."""
+    count = torch.tensor(float(own.n), dtype=own.mean.dtype, device=own.mean.device)
+    weighted = _Sum.apply(torch.cat([own.mean * own.n, count.view(1)]))
+    total = int(weighted[-1].item())
+    mean = weighted[:-1] / total
+    var = _Sum.apply((own.var + (own.mean - mean) ** 2) * own.n) / total
+    return Moments(mean, var, total)
+
+
+def local_groups(groups: int) -> int:
+    """`groups` counts groups of the global batch, in rank order: how many of them are this rank's own?"""
+    if groups == 1 or world_size() == 1:
+        return groups
+    if groups % world_size():
+        raise BadInput(
+            f"groups must be 1 or a multiple of the {world_size()} processes when statistics are "
+            f"synchronised, found {groups}"
+        )
+    return groups // world_size()
+
+
+class _Sum(torch.autograd.Function):
+    """All-reduce by sum; its adjoint is again the sum over all processes of the incoming gradients."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        total = value.clone().contiguous()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return _Sum.apply(grads[0])
