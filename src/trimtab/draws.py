@@ -8,7 +8,9 @@ moved: the same on every device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +56,15 @@ def normal(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor
 def integers(low: int, high: int, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
     """One integer in [low, high) per image (on the CPU)."""
     return torch.tensor([int(torch.randint(low, high, (), generator=generator(seed, i, draw))) for i in ids])
+
+
+def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
+    """One number per image, uniform in [0, 1) (float64, on the CPU), hashed rather than generated.
+
+    A batch costs microseconds, so this is what augmentation draws from.
+    """
+    keys: Any = key(seed, np.asarray(ids).astype(np.uint64), draw)  # type: ignore[arg-type]  # mixes arrays too
+    return torch.from_numpy((keys >> 11) * 2.0**-53)
 
 
 def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
