@@ -112,9 +112,8 @@ class Steered(Holder):
 
     def source_now(self) -> str:
         if self.setting.source is not None:
-            return (
-                "running" if self.setting.source == "blend" and self.setting.rho == 0 else self.setting.source
-            )
+            blends_nothing = self.setting.source == "blend" and self.setting.rho == 0
+            return "running" if blends_nothing else self.setting.source
         return "batch" if self.training or not self.track_running_stats else "running"
 
     def update_now(self) -> bool | float | str:
@@ -166,7 +165,7 @@ def _steered_class(stock: type[nn.Module]) -> type[Steered]:
     return type(f"Steered{stock.__name__}", (Steered, stock), body)
 
 
-steered_class: Callable[[type[nn.Module]], type[Steered]] = cache(_steered_class)
+steered_class: Callable[[type[nn.Module]], type[Steered]] = cache(_steered_class)  # type: ignore[assignment]
 """The steered subclass of a batch-norm class: one per class, so that types compare equal."""
 
 
@@ -187,6 +186,7 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
     parts = _route(x, layer)
     groups = _groups(layer, parts)
     out: list[Tensor] = [x] * (len(parts) * groups)
+    everything: list[Moments] = []
     for statistics, members in _by_statistics(parts):
         seen = []
         for group in range(groups):
@@ -198,8 +198,11 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
                 seen.append(Moments(batch.mean.detach(), batch.var.detach(), batch.n))
             for m, y in zip(members, ys, strict=True):
                 out[m * groups + group] = y
-        if seen:
-            _learn(layer, statistics, seen, setting, update)
+        if update is not False:
+            _learn(layer, statistics, seen, update)
+        everything += seen
+    if setting.observe is not None:
+        setting.observe(_over_groups(layer, everything))
     return out[0] if len(out) == 1 else torch.cat(out)
 
 
@@ -246,17 +249,16 @@ def _normalise(
     return ys, batch
 
 
-@torch.no_grad()
-def _learn(
-    layer: Steered, holder: Any, seen: list[Moments], setting: Setting, update: bool | float | str
-) -> None:
+def _over_groups(layer: Steered, seen: list[Moments]) -> Moments:
     batch = pool(seen)
-    if layer.pools_processes() and (setting.groups or 1) > 1:
-        batch = pool_processes(batch)  # an ungrouped batch was pooled before it normalised
-    if setting.observe is not None:
-        setting.observe(batch)
-    if update is False:
-        return
+    if layer.pools_processes() and (layer.setting.groups or 1) > 1:
+        return pool_processes(batch)  # an ungrouped batch was pooled before it normalised
+    return batch
+
+
+@torch.no_grad()
+def _learn(layer: Steered, holder: Holder, seen: list[Moments], update: bool | float | str) -> None:
+    batch = _over_groups(layer, seen)
     holder.num_batches_tracked.add_(1)
     momentum: Any = layer.momentum if update is True else update
     if momentum is None or momentum == "average":

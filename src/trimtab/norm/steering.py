@@ -117,7 +117,7 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
     if branch is None or isinstance(branch, str):
         names = [branch or MAIN]
     else:
-        branch = tuple((str(name), int(count)) for name, count in branch)
+        branch = tuple((str(name), int(count)) for name, count in branch if count)
         names = [name for name, _ in branch]
         if len(set(names)) < len(names) or not names:
             raise BadInput(f"a route names each branch once, found {', '.join(names) or 'none'}")
