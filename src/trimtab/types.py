@@ -54,6 +54,11 @@ class Linf:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", _radius(self.eps))
+        if self.radius > 1:
+            raise BadInput(
+                f"an l_inf radius of {self.radius:g} exceeds the pixel range [0, 1]; did you mean "
+                f"{self.radius:g}/255?"
+            )
 
     @property
     def radius(self) -> float:

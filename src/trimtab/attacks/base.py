@@ -1,0 +1,119 @@
+"""The caller of every attack on images: checks what it is given, guards the model, judges the outcome.
+
+An attack is a frozen dataclass that is called, `x_adv = attack(model, x, y, seed=0, ids=None)`. It
+contains only its idea, in `run`. Anything else that maps (model, x, y) to images is an attack, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import draws
+from trimtab.attacks.geometry import distance
+from trimtab.attacks.guard import couples_batch, fast, guard
+from trimtab.types import BadInput, Budget
+
+SCORES = ("last", "any")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack did to each image."""
+
+    x: Tensor
+    """The adversarial images; where an attack failed, its best try."""
+    broken: Tensor
+    """Whether the image in `x` is misclassified (bool)."""
+    broken_at: Tensor
+    """The first iteration whose image was misclassified, 0 for the clean image or start; -1 if none was."""
+    marks: dict[int, Tensor] = field(default_factory=dict)
+    """If asked for: after this many iterations, was the image of *that* iteration misclassified?"""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What an attack runs against: a frozen network, the images, their labels, their sources of chance."""
+
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+    seed: int
+    ids: list[int]
+    coupled: bool
+    """Whether images of a batch influence each other; then none may leave it."""
+
+
+class Attack:
+    """Base of the attacks on images. Subclasses are frozen dataclasses with a `budget` and a `run`."""
+
+    version: ClassVar[int] = 1
+    """Part of every result's key: raised whenever a change moves numbers."""
+    budget: Budget
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+    ) -> Tensor:
+        """Adversarial images for `x`, within the budget and in [0, 1]; the model is left as it was."""
+        return self.outcome(model, x, y, seed, ids).x
+
+    def outcome(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+    ) -> Outcome:
+        """As calling the attack, with what happened to each image."""
+        check_images(x, y)
+        if len(x) == 0:
+            empty = torch.zeros(0, dtype=torch.bool, device=x.device)
+            return Outcome(x, empty, empty.long())
+        with guard(model):
+            clean = x.detach().clone(memory_format=_form(x))
+            coupled = couples_batch(model, clean)
+            net = model if coupled else fast(model, clean)
+            check_labels(net, clean, y)
+            found = self.run(Victim(net, clean, y, seed, draws.ids_of(x, ids), coupled))
+        _check_budget(found.x, x, self.budget)
+        return found
+
+    def run(self, victim: Victim) -> Outcome:
+        raise NotImplementedError
+
+
+def check_images(x: Tensor, y: Tensor) -> None:
+    if not x.is_floating_point():
+        raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
+    if len(x) != len(y):
+        raise BadInput(f"{len(x)} images came with {len(y)} labels; give one label per image")
+    if y.is_floating_point():
+        raise BadInput("labels must be class numbers (integers), found floating point")
+    if len(x) and not bool(x.isfinite().all()):
+        raise BadInput("the images contain NaN or infinity")
+    if len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
+        raise BadInput(
+            f"pixels must lie in [0, 1], found {float(x.min()):.3g} to {float(x.max()):.3g}; put mean and "
+            "deviation inside the model (trimtab.models.wrap) and scale bytes by 1/255"
+        )
+
+
+@torch.no_grad()
+def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> None:
+    z = net(x[:1])
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        raise BadInput("the model must return logits of shape (N, classes)")
+    if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
+        raise BadInput(
+            f"labels must lie in 0..{z.shape[1] - 1} for this model, found {int(y.min())} to {int(y.max())}"
+        )
+
+
+def _check_budget(x: Tensor, centre: Tensor, budget: Budget) -> None:
+    far = float(distance(x, centre, budget).max())
+    if far > budget.radius + 1e-5 or float(x.min()) < 0 or float(x.max()) > 1:
+        raise AssertionError(f"an attack left its budget: {far} from the image, {budget} allowed")
+
+
+def _form(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format

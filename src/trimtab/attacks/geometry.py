@@ -1,0 +1,55 @@
+"""Balls around images, in l_inf and l2: where to start, which way to step, how to come back inside.
+
+All functions act on each image on its own; x has shape (N, ...). Images live in [0, 1]; clipping to
+that box moves no coordinate away from the centre, so a clipped projection stays inside the ball.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab import draws
+from trimtab.types import Budget, Linf
+
+
+def norms(x: Tensor) -> Tensor:
+    """l2 norm of each image, shaped (N, 1, ...) to broadcast."""
+    return x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
+
+
+def direction(grad: Tensor, budget: Budget) -> Tensor:
+    """Steepest ascent of unit size: the sign (l_inf), or the gradient over its norm (l2)."""
+    if isinstance(budget, Linf):
+        return grad.sign()
+    return grad / norms(grad).clamp(min=1e-12)
+
+
+def project(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:
+    """The nearest point of the ball (and then of the pixel box)."""
+    if isinstance(budget, Linf):
+        near = torch.clamp(x, centre - budget.radius, centre + budget.radius)
+    else:
+        delta = x - centre
+        near = centre + delta * (budget.radius / norms(delta).clamp(min=1e-12)).clamp(max=1.0)
+    return near.clamp(0.0, 1.0)
+
+
+def random_start(centre: Tensor, budget: Budget, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
+    """Uniform in the ball, each image by its own seed."""
+    if isinstance(budget, Linf):
+        delta = (2 * draws.uniform(centre, seed, ids, draw) - 1) * budget.radius
+    else:
+        gauss = draws.normal(centre, seed, ids, draw)
+        share = draws.uniform(centre.flatten(1)[:, :1], seed, ids, draw + (1 << 20))
+        radius = budget.radius * share ** (1.0 / centre[0].numel())
+        delta = gauss / norms(gauss).clamp(min=1e-12) * radius.view(-1, *[1] * (centre.dim() - 1))
+    return project(centre + delta, centre, budget)
+
+
+def distance(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:
+    """How far each image is from its centre, in the budget's norm."""
+    delta = (x - centre).flatten(1)
+    return delta.abs().amax(1) if isinstance(budget, Linf) else delta.norm(dim=1)

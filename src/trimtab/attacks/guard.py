@@ -1,0 +1,67 @@
+"""Leave no trace: whatever runs inside the guard, the model comes out bit for bit as it went in.
+
+Inside, the model is in eval mode, its steered layers normalise with running statistics that do not
+learn, and its parameters are frozen, so that gradients exist for images only. The branch that an outer
+`use` chose stays. On the way out, also after an exception, every submodule's mode, every buffer, every
+`requires_grad` and every `.grad` is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.types import BadInput
+
+
+@contextmanager
+def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Module]:
+    """Freeze `model` while the block runs. `source=None` keeps the statistics that an outer `use` chose."""
+    if torch.is_inference_mode_enabled():
+        raise BadInput(
+            "gradients cannot be taken inside torch.inference_mode(); leave it, or use torch.no_grad(), "
+            "under which attacks and measurements work"
+        )
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(p, p.requires_grad, p.grad, p._version) for p in model.parameters()]
+    buffers = [(b, b.clone(), b._version) for b in model.buffers()]
+    try:
+        model.eval().requires_grad_(False)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            if source is not None and norm.layers(model):
+                stack.enter_context(norm.use(model, source=source, update=False, groups=None, shift=None))
+            yield model
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, before, version in buffers:
+                if buffer._version != version:
+                    buffer.copy_(before)
+        for parameter, requires_grad, grad, _ in flags:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
+    if any(parameter._version != version for parameter, _, _, version in flags):
+        raise BadInput("this model changes its own parameters in a forward pass; attack a frozen copy of it")
+
+
+def fast(model: nn.Module, x: Tensor) -> nn.Module:
+    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last."""
+    probe = x[:4]
+    return norm.fold(model, probe).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def couples_batch(model: nn.Module, x: Tensor) -> bool:
+    """Whether an image's output depends on the images beside it (seen on the first few of `x`)."""
+    if len(x) < 2:
+        return False
+    together = model(x[:4])
+    alone = torch.cat([model(image[None]) for image in x[:4]])
+    scale = together.abs().max().clamp(min=1e-6)
+    return bool((together - alone).abs().max() > 1e-3 * scale)
