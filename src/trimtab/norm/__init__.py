@@ -16,9 +16,11 @@ from trimtab.norm.audit import Audit, audit
 from trimtab.norm.fold import fold
 from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
-from trimtab.norm.moments import perturb
+from trimtab.norm.moments import perturb, robust_moments
 from trimtab.norm.setting import Moments, Route, Setting, Shift
 from trimtab.norm.state import (
+    Snapshot,
+    adopt,
     freeze,
     parameters,
     recalibrate,
@@ -32,8 +34,8 @@ from trimtab.norm.steering import layers, observe, use, zero_shifts
 from trimtab.norm.surgery import add_branch, plan, rebuild, release, steer
 
 __all__ = [
-    "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Steered",
-    "add_branch", "audit", "fold", "freeze", "layers", "make", "observe", "parameters", "perturb", "plan",
-    "rebuild", "recalibrate", "release", "restore", "shift_gradients", "snapshot", "steer", "swap",
+    "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
+    "add_branch", "adopt", "audit", "fold", "freeze", "layers", "make", "observe", "parameters", "perturb", "plan",
+    "rebuild", "recalibrate", "release", "restore", "robust_moments", "shift_gradients", "snapshot", "steer", "swap",
     "synchronise", "thaw", "use", "zero_shifts",
 ]  # fmt: skip

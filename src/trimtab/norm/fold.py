@@ -43,8 +43,9 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
 
 def foldable(model: nn.Module) -> list[tuple[str, str]]:
     """(convolution, norm layer) pairs that tracing proves to be one affine map; none if it cannot trace."""
+    tracer = _Tracer()
     try:
-        graph = _Tracer().trace(model)
+        graph = tracer.trace(model)
     except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
         return []
     modules = dict(model.named_modules())
@@ -61,14 +62,24 @@ def foldable(model: nn.Module) -> list[tuple[str, str]]:
         conv_name, norm_name = str(before.target), str(node.target)
         conv, norm = modules[conv_name], modules[norm_name]
         plain = type(conv) in _FOLDABLE and _unhooked(conv) and _unhooked(norm)
-        if plain and times[conv] == times[norm] == 1 and _is_fixed(norm):
+        if plain and times[conv] == times[norm] == 1 and tracer.fixed.get(norm):
             pairs.append((conv_name, norm_name))
     return pairs
 
 
 class _Tracer(fx.Tracer):
+    """Takes norm layers as leaves, and notes which are constant when called: a forward pass may steer them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed: dict[nn.Module, bool] = {}
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.fixed[m] = _is_fixed(m)
+        return super().call_module(m, forward, args, kwargs)
 
 
 def _is_fixed(norm: nn.Module) -> bool:

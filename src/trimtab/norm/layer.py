@@ -218,16 +218,16 @@ def _normalise(
     setting, eps = layer.setting, layer.eps
     wanted = update is not False or setting.observe is not None
     pooled = layer.pools_processes() and (setting.groups or 1) == 1  # else each group lives on one process
-    if source == "batch" and setting.shift is None and len(pieces) == 1 and not pooled:
+    plain = setting.shift is None and setting.estimator is None
+    if source == "batch" and plain and len(pieces) == 1 and not pooled:
         y, batch = normalise_by_batch(pieces[0], affines[0].weight, affines[0].bias, eps, wanted)
         return [y], batch
 
     batch = None
-    if source != "running":
-        batch = pool([moments(piece) for piece in pieces])
-    elif wanted:
-        with torch.no_grad():
-            batch = pool([moments(piece) for piece in pieces])
+    if source != "running" or wanted:
+        estimate = setting.estimator or moments
+        with torch.set_grad_enabled(torch.is_grad_enabled() and source != "running"):
+            batch = pool([estimate(piece) for piece in pieces])
     if batch is not None and pooled:
         batch = pool_processes(batch)
 

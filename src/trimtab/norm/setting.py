@@ -55,10 +55,13 @@ class Setting:
     rho: float | None = None
     """Weight of the batch in a blend; 0 is running, 1 is batch."""
     blend_of: str | None = None
-    """What a blend mixes beside the mean: "std" (the default, Nandy et al.) or "var" (Schneider et al.)."""
+    """What a blend mixes beside the mean: "std" (the default, Nandy et al.), "var" (Schneider et al.), or
+    "pooled", the variance of the two populations put together."""
     update: bool | float | str | None = None
     groups: int | None = None
     shift: Shift | None = None
+    estimator: Callable[[Tensor], Moments] | None = None
+    """How the batch's moments are taken; mean and variance if None (`robust_moments` is another way)."""
     observe: Callable[[Moments], None] | None = None
     """Told the batch's moments in each pass; set by `norm.observe`."""
     neutral: bool = field(init=False)
@@ -74,8 +77,8 @@ class Setting:
             raise BadInput('source="blend" needs rho, the weight of the batch between 0 and 1')
         if self.rho is not None and not 0 <= self.rho <= 1:
             raise BadInput(f"rho must lie in [0, 1], found {self.rho!r}")
-        if self.blend_of not in (None, "std", "var"):
-            raise BadInput(f'blend_of must be "std" or "var", found {self.blend_of!r}')
+        if self.blend_of not in (None, "std", "var", "pooled"):
+            raise BadInput(f'blend_of must be "std", "var" or "pooled", found {self.blend_of!r}')
         if isinstance(self.update, str) and self.update != "average":
             raise BadInput(
                 f'update must be True, False, a momentum, "average" or None, found {self.update!r}'

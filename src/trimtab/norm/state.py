@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.norm.layer import Steered
+from trimtab.norm.moments import blend
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
 from trimtab.norm.steering import layers, use
 from trimtab.types import BadInput
@@ -66,6 +67,20 @@ def recalibrate(model: nn.Module, batches: Iterable[Any], branch: str = MAIN) ->
     finally:
         for module, mode in modes.items():
             module.training = mode
+    return model
+
+
+@torch.no_grad()
+def adopt(model: nn.Module, seen: dict[str, Moments], rho: float = 1.0, blend_of: str = "std") -> nn.Module:
+    """Make the moments that `observe` saw the running statistics (main branch), or `rho` of them.
+
+    What a pass with `source="blend"` and the same rho normalised with, a later pass with running
+    statistics then reproduces.
+    """
+    for name, layer in layers(model).items():
+        mean, var = blend(seen[name], layer.running_mean, layer.running_var, rho, blend_of, layer.eps)
+        layer.running_mean.copy_(mean)
+        layer.running_var.copy_(var)
     return model
 
 

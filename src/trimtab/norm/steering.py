@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trimtab.norm.layer import Steered
 from trimtab.norm.setting import MAIN, Moments, Route, Shift
@@ -37,6 +37,7 @@ def use(
     update: bool | float | str | None = _INHERIT,
     groups: int | None = _INHERIT,
     shift: Mapping[str, Shift] | None = _INHERIT,
+    estimator: Callable[[Tensor], Moments] | None = _INHERIT,
 ) -> Iterator[None]:
     """Turn knobs on every steered layer inside `module` until the block ends, however it ends.
 
@@ -54,6 +55,7 @@ def use(
         "blend_of": blend_of,
         "update": update,
         "groups": groups,
+        "estimator": estimator,
     }
     knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
     if source is not _INHERIT and source != "blend":

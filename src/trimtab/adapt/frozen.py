@@ -1,0 +1,41 @@
+"""Statistics estimated once on given images, then fixed: adaptive batch norm that a certificate can trust.
+
+Idea      as `per_batch`, on one batch; the result becomes the running statistics
+Paper     Nandy et al., section 3, "l2 certification": adapt on noisy images, then freeze
+Norm      one pass with source "blend" under `observe`, then `adopt`
+Cost      one forward pass over the images
+Careful   the images must be out of the attacker's reach. The paper takes noisy *test* batches; training
+          images with the same noise are the sound choice.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.adapt.per_batch import steered_copy
+from trimtab.types import BadInput
+
+
+def frozen(
+    model: nn.Module, images: Tensor, rho: float = 1.0, blend_of: str = "std", provenance: str = ""
+) -> nn.Module:
+    """A copy of `model` whose running statistics were re-estimated on `images` and stay so.
+
+    The images are one batch: every layer's estimate rests on layers that are adapted already. The result
+    is an ordinary model, to be saved, loaded and released like any other; where its statistics come from
+    is in `.provenance` (give `provenance` to say what the images were).
+    """
+    if len(images) == 0:
+        raise BadInput("adapting needs at least one image, found none")
+    copied = steered_copy(model)
+    like = next(copied.parameters())
+    steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False)
+    with torch.no_grad(), steering, norm.observe(copied) as seen:
+        copied(images.to(like.device, like.dtype))
+    if rho > 0:
+        norm.adopt(copied, seen, rho, blend_of)
+    what = provenance or "images"
+    copied.provenance = f"frozen on {len(images)} {what} (rho={rho:g})"  # type: ignore[assignment]
+    return copied
