@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.types import BadInput
+
 _MASK = (1 << 64) - 1
 
 
@@ -39,7 +41,7 @@ def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
         return list(range(len(x)))
     listed = ids.tolist() if isinstance(ids, Tensor) else [int(i) for i in ids]
     if len(listed) != len(x):
-        raise ValueError(f"{len(listed)} ids for {len(x)} images; give one id per image")
+        raise BadInput(f"{len(listed)} ids for {len(x)} images; give one id per image")
     return listed
 
 
@@ -68,7 +70,7 @@ def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
 
 
 def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
-    return torch.randperm(n, generator=generator(seed, 0, draw))
+    return torch.randperm(n, generator=generator(seed, -1, draw))  # no image has this id
 
 
 def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> Tensor:

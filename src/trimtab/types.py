@@ -1,4 +1,4 @@
-"""Values that every part of trimtab speaks in. They hold numbers, they do no work.
+"""Values that every part of trimtab speaks in: numbers as people write them, budgets, what a model expects.
 
 Pixels are in [0, 1] everywhere: budgets, noise levels and step sizes are in pixel units, and a
 model's mean and deviation live inside the model, recorded in its `InputSpec`.
@@ -7,7 +7,7 @@ model's mean and deviation live inside the model, recorded in its `InputSpec`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 
@@ -40,9 +40,9 @@ def pretty(value: float) -> str:
     >>> pretty(8 / 255), pretty(0.5)
     ('8/255', '0.5')
     """
-    eighths = Fraction(value * 255).limit_denominator(4)
-    if value and value != round(value, 3) and abs(float(eighths) / 255 - value) < 1e-9:
-        return f"{float(eighths):g}/255"
+    levels = Fraction(value * 255).limit_denominator(4)
+    if value and value != round(value, 3) and abs(float(levels) / 255 - value) < 1e-9:
+        return f"{float(levels):g}/255"
     return f"{value:g}"
 
 
@@ -102,12 +102,14 @@ class InputSpec:
     size: tuple[int, int] = (32, 32)
     """Height and width in pixels."""
     channels: int = 3
-    mean: tuple[float, ...] = field(default=(0.0, 0.0, 0.0))
-    """Subtracted inside the model, one value per channel."""
-    std: tuple[float, ...] = field(default=(1.0, 1.0, 1.0))
-    """Divided by inside the model, one value per channel."""
+    mean: tuple[float, ...] = ()
+    """Subtracted inside the model, one value per channel; zeros if not given."""
+    std: tuple[float, ...] = ()
+    """Divided by inside the model, one value per channel; ones if not given."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(self.mean) or (0.0,) * self.channels)
+        object.__setattr__(self, "std", tuple(self.std) or (1.0,) * self.channels)
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise BadInput(
                 f"an InputSpec with {self.channels} channels needs as many means and deviations, "

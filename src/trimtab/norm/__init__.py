@@ -21,8 +21,8 @@ from trimtab.norm.setting import Moments, Route, Setting, Shift
 from trimtab.norm.state import (
     Snapshot,
     adopt,
+    affine_parameters,
     freeze,
-    parameters,
     recalibrate,
     restore,
     shift_gradients,
@@ -35,7 +35,7 @@ from trimtab.norm.surgery import add_branch, plan, rebuild, release, steer
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
-    "add_branch", "adopt", "audit", "fold", "freeze", "layers", "make", "observe", "parameters", "perturb", "plan",
-    "rebuild", "recalibrate", "release", "restore", "robust_moments", "shift_gradients", "snapshot", "steer", "swap",
-    "synchronise", "thaw", "use", "zero_shifts",
+    "add_branch", "adopt", "affine_parameters", "audit", "fold", "freeze", "layers", "make", "observe",
+    "perturb", "plan", "rebuild", "recalibrate", "release", "restore", "robust_moments",
+    "shift_gradients", "snapshot", "steer", "swap", "synchronise", "thaw", "use", "zero_shifts",
 ]  # fmt: skip

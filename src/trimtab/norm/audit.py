@@ -101,7 +101,8 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         affine = layer.affine_holder(branch) if isinstance(layer, Steered) else layer
         where = "" if branch == MAIN else f"branch {branch}: "
         trouble += [Trouble(where + t.what, t.advice) for t in _troubles(affine, statistics)]
-    trouble += _momentum_troubles(layer.momentum)
+    momentum = getattr(layer, "momentum", None)
+    trouble += _momentum_troubles(momentum)
     drift_mean = drift_std = None
     if batch is not None and layer.running_mean is not None:
         sigma = (layer.running_var + layer.eps).sqrt()
@@ -115,7 +116,7 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         kind="batch",
         channels=_channels(layer),
         branches=branches,
-        momentum=layer.momentum,
+        momentum=momentum,
         training=layer.training,
         batches_seen=None
         if layer.running_mean is None

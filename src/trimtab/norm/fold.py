@@ -9,17 +9,18 @@ convolution feeds this layer and nothing else, and both run once.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.norm.layer import Steered, understood
+from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
 from trimtab.norm.surgery import is_batch_norm
 
-_FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
@@ -33,7 +34,7 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     pairs = foldable(plain)
     if not pairs:
         return plain
-    folded = plain if example is None else copy.deepcopy(plain)
+    folded = plain if example is None else _frozen_copy(plain)
     for conv_name, norm_name in pairs:
         _merge(folded, conv_name, norm_name)
     if example is None or _agree(folded, plain, example):
@@ -68,27 +69,36 @@ def foldable(model: nn.Module) -> list[tuple[str, str]]:
 
 
 class _Tracer(fx.Tracer):
-    """Takes norm layers as leaves, and notes which are constant when called: a forward pass may steer them."""
+    """Takes norm layers as leaves, and notes which are constant.
+
+    A layer that the forward pass itself steers is left alone: it has another setting when called than
+    when it is folded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.fixed: dict[nn.Module, bool] = {}
+        self.settings: dict[nn.Module, Any] = {}
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        self.settings = {layer: layer.setting for layer in layers(root).values()}
+        return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_batch_norm(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        self.fixed[m] = _is_fixed(m)
+        self.fixed[m] = _is_fixed(m) and getattr(m, "setting", None) is self.settings.get(m)
         return super().call_module(m, forward, args, kwargs)
 
 
 def _is_fixed(norm: nn.Module) -> bool:
     """Whether this layer (in eval mode) is a constant affine map in its setting."""
     if not isinstance(norm, Steered):
-        return is_batch_norm(norm) and understood(type(norm)) and bool(norm.track_running_stats)
+        return is_batch_norm(norm) and understood(type(norm)) and norm.running_mean is not None
     setting = norm.setting
     routed = not isinstance(setting.branch or MAIN, str)
-    idle = norm.update_now() is False and setting.observe is None and setting.shift is None
+    idle = norm.update_now() is False and setting.shift is None
     return norm.source_now() == "running" and idle and not routed
 
 
@@ -120,14 +130,14 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
     )
     conv.bias = nn.Parameter(offset.to(conv.weight.dtype), requires_grad=False)
     parent, _, name = norm_name.rpartition(".")
-    after = [child for at, child in norm.named_children() if at in ("drop", "act")]
-    setattr(model.get_submodule(parent), name, nn.Sequential(*after) if after else nn.Identity())
+    setattr(model.get_submodule(parent), name, nn.Sequential(*after(norm)) if after(norm) else nn.Identity())
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:
     frozen = copy.deepcopy(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
-        layer.setting = original.setting  # a copy starts at rest; this one goes on where the model is
+        # A copy starts at rest; this one goes on where the model is, unobserved.
+        layer.setting = replace(original.setting, observe=None)
     return frozen.eval().requires_grad_(False)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import nn
 
-from trimtab.norm.layer import Steered
+from trimtab.norm.layer import Steered, after
 from trimtab.norm.surgery import is_batch_norm
 from trimtab.types import BadInput
 
@@ -42,14 +40,12 @@ def swap(model: nn.Module, kind: str) -> nn.Module:
     some gains at zero on purpose). What a fused layer did after normalising (timm's activation) stays.
     Trained statistics do not carry over between kinds, so the network must be trained again.
     """
-    if kind not in KINDS:
-        make(kind, 1)
     if is_batch_norm(model):
         raise BadInput("the model is itself a batch-norm layer; swap works on a network that contains some")
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    make(kind, 1)  # an unknown kind is told before anything is replaced
     made: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
-    for parent, name, old in found:
-        if is_batch_norm(old):
+    for parent in list(model.modules()):
+        for name, old in [(n, m) for n, m in parent._modules.items() if m is not None and is_batch_norm(m)]:
             if old not in made:
                 made[old] = _successor(old, kind)
             setattr(parent, name, made[old])
@@ -60,10 +56,9 @@ def _successor(old: nn.Module, kind: str) -> nn.Module:
     like = old.weight if getattr(old, "weight", None) is not None else old.running_mean
     new = make(kind, int(old.num_features), _dims(old)).to(like)  # type: ignore[arg-type]
     gain, fresh = getattr(old, "weight", None), getattr(new, "weight", None)
-    if gain is not None and fresh is not None and math.isclose(float(gain.min()), float(gain.max())):
-        fresh.data.fill_(float(gain.min()))
-    after = [child for name, child in old.named_children() if name in ("drop", "act")]
-    new = nn.Sequential(new, *after) if after else new
+    if gain is not None and fresh is not None and bool((gain == gain[0]).all()):
+        fresh.data.fill_(gain[0].item())
+    new = nn.Sequential(new, *after(old)) if after(old) else new
     return new.train(old.training)
 
 

@@ -12,15 +12,17 @@ before anything is learnt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.norm.moments import blend, moments, normalise_by, normalise_by_batch, pool
-from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting
+from trimtab.norm.moments import blend, moments, normalise_by, normalise_by_batch, pool, scale_and_offset
+from trimtab.norm.parts import Plan, Vectors, normalise_parts, take_moments
+from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
 from trimtab.norm.synchronise import local_groups, pool_processes, world_size
 from trimtab.types import BadInput
 
@@ -49,9 +51,9 @@ class Branch(Holder):
 
 
 class Part(NamedTuple):
-    """One branch's share of the batch: its images, the holder of gamma and beta, the holder of statistics."""
+    """One branch's share of the batch: how many images, the holder of gamma and beta, that of statistics."""
 
-    x: Tensor
+    images: int
     affine: Holder
     statistics: Holder
 
@@ -76,7 +78,7 @@ class Steered(Holder):
     _check_input_dim: Callable[[Tensor], None]
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.setting.neutral and (isinstance(self, nn.SyncBatchNorm) or not self.pools_processes()):
+        if self.runs_stock(input):
             return super().forward(input)  # the stock class is next in line
         self._check_input_dim(input)
         return self.tail(_steered_pass(self, input))
@@ -114,15 +116,30 @@ class Steered(Holder):
         if self.setting.source is not None:
             blends_nothing = self.setting.source == "blend" and self.setting.rho == 0
             return "running" if blends_nothing else self.setting.source
-        return "batch" if self.training or not self.track_running_stats else "running"
+        return "batch" if self.training or not self.keeps_statistics else "running"
 
     def update_now(self) -> bool | float | str:
         if self.setting.update is not None:
             return self.setting.update
-        return self.training and self.track_running_stats
+        return self.training and self.track_running_stats and self.keeps_statistics
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Stock decides by the buffers: without them it normalises by the batch in every mode."""
+        return self.running_mean is not None
 
     def pools_processes(self) -> bool:
-        return self.synchronised and world_size() > 1
+        """Whether batch statistics are taken over all processes: as in SyncBatchNorm, only in training."""
+        return self.synchronised and self.training and world_size() > 1
+
+    def runs_stock(self, input: Tensor) -> bool:
+        if isinstance(self, nn.SyncBatchNorm) and self.training:
+            return self.setting.neutral and self.synchronised and input.is_cuda  # it refuses other devices
+        return self.setting.neutral and not self.pools_processes()
+
+    def estimates_as_stock(self) -> bool:
+        unshifted = self.setting.shift is None and self.setting.estimator is None
+        return unshifted and not self.pools_processes()
 
     # ---- copies ---------------------------------------------------------------------------------------
 
@@ -144,6 +161,11 @@ TAILS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "timm.layers.norm_act.BatchNormAct2d.forward": lambda layer, y: layer.act(layer.drop(y)),
 }
 """The forward passes that are understood, and what each does after normalising."""
+
+
+def after(layer: nn.Module) -> list[nn.Module]:
+    """The modules that run after normalising, in order, when a layer is taken apart."""
+    return [child for name, child in layer.named_children() if name in ("drop", "act")]
 
 
 def start(layer: Steered) -> None:
@@ -178,87 +200,82 @@ def _forward_of(kind: type[nn.Module]) -> str:
 
 def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
     setting, source, update = layer.setting, layer.source_now(), layer.update_now()
-    if (source != "batch" or update is not False) and not layer.track_running_stats:
-        raise BadInput(
-            'this layer keeps no running statistics (track_running_stats=False): use source="batch", '
-            "update=False, or recalibrate a layer that tracks them"
-        )
-    parts = _route(x, layer)
-    groups = _groups(layer, parts)
-    out: list[Tensor] = [x] * (len(parts) * groups)
-    everything: list[Moments] = []
-    for statistics, members in _by_statistics(parts):
-        seen = []
-        for group in range(groups):
-            pieces = [_group(parts[m].x, groups, group) for m in members]
-            ys, batch = _normalise(
-                layer, statistics, [parts[m].affine for m in members], pieces, source, update
-            )
-            if batch is not None:
-                seen.append(Moments(batch.mean.detach(), batch.var.detach(), batch.n))
-            for m, y in zip(members, ys, strict=True):
-                out[m * groups + group] = y
-        if update is not False:
-            _learn(layer, statistics, seen, update)
-        everything += seen
-    if setting.observe is not None:
-        setting.observe(_over_groups(layer, everything))
-    return out[0] if len(out) == 1 else torch.cat(out)
-
-
-def _normalise(
-    layer: Steered,
-    statistics: Holder,
-    affines: list[Holder],
-    pieces: list[Tensor],
-    source: str,
-    update: bool | float | str,
-) -> tuple[list[Tensor], Moments | None]:
-    """Normalise pieces that share statistics, each with its own gamma and beta."""
-    setting, eps = layer.setting, layer.eps
+    if (source != "batch" or update is not False) and not layer.keeps_statistics:
+        raise BadInput('this layer keeps no running statistics: use source="batch" and update=False')
+    parts = _route(layer, len(x))
+    plan = Plan([part.images for part in parts], _groups(layer, parts), _coefficients(layer, parts, source))
     wanted = update is not False or setting.observe is not None
-    pooled = layer.pools_processes() and (setting.groups or 1) == 1  # else each group lives on one process
-    plain = setting.shift is None and setting.estimator is None
-    if source == "batch" and plain and len(pieces) == 1 and not pooled:
-        y, batch = normalise_by_batch(pieces[0], affines[0].weight, affines[0].bias, eps, wanted)
-        return [y], batch
-
-    batch = None
-    if source != "running" or wanted:
-        estimate = setting.estimator or moments
-        with torch.set_grad_enabled(torch.is_grad_enabled() and source != "running"):
-            batch = pool([estimate(piece) for piece in pieces])
-    if batch is not None and pooled:
-        batch = pool_processes(batch)
-
-    if source == "batch":
-        assert batch is not None
-        mean, var = batch.mean, batch.var
+    seen: list[Moments] = []
+    if source == "running":
+        if wanted:
+            with torch.no_grad():
+                seen = take_moments(x, plan, setting.estimator or moments)
+        ys = [_by_running(layer, *one) for one in zip(parts, x.split(plan.counts), strict=True)]
+        y = ys[0] if len(ys) == 1 else torch.cat(ys)
+    elif source == "batch" and len(parts) == plan.groups == 1 and layer.estimates_as_stock():
+        y, seen = normalise_by_batch(x, parts[0].affine.weight, parts[0].affine.bias, layer.eps, wanted)
     else:
-        # Cloned if they are about to learn: the backward pass needs what normalised.
-        mean, var = statistics.running_mean, statistics.running_var
-        if update is not False:
-            mean, var = mean.clone(), var.clone()
-        if source == "blend":
-            assert batch is not None
-            mean, var = blend(batch, mean, var, setting.rho or 0.0, setting.blend_of or "std", eps)
-    ys = [
-        normalise_by(piece, mean, var, affine.weight, affine.bias, setting.shift, eps)
-        for piece, affine in zip(pieces, affines, strict=True)
-    ]
-    return ys, batch
+        y, seen = normalise_parts(x, plan, _vectors(layer, parts), setting.estimator)
+
+    if update is not False:
+        for statistics, members in _by_statistics(parts):
+            _learn(layer, statistics, _union(layer, [seen[m] for m in members]), update)
+    if setting.observe is not None:
+        setting.observe(_union(layer, seen))
+    return y
 
 
-def _over_groups(layer: Steered, seen: list[Moments]) -> Moments:
-    batch = pool(seen)
-    if layer.pools_processes() and (layer.setting.groups or 1) > 1:
-        return pool_processes(batch)  # an ungrouped batch was pooled before it normalised
-    return batch
+def _by_running(layer: Steered, part: Part, x: Tensor) -> Tensor:
+    # Cloned, since the backward pass needs what normalised, and any pass before it may learn.
+    mean, var = part.statistics.running_mean.clone(), part.statistics.running_var.clone()
+    return normalise_by(x, mean, var, part.affine.weight, part.affine.bias, layer.setting.shift, layer.eps)
+
+
+def _vectors(layer: Steered, parts: list[Part]) -> list[Tensor | None]:
+    shift = layer.setting.shift or Shift()
+    affine = [half for part in parts for half in (part.affine.weight, part.affine.bias)]
+    return [shift.mu, shift.sigma, *affine]
+
+
+def _coefficients(layer: Steered, parts: list[Part], source: str) -> Any:
+    """Scale and offset of each part as a function of its moments and of `_vectors`."""
+    setting, eps = layer.setting, layer.eps
+    together = _by_statistics(parts)
+    running = {}
+    if source == "blend":
+        running = {own: (own.running_mean.clone(), own.running_var.clone()) for own, _ in together}
+    pooled = layer.pools_processes() and (setting.groups or 1) == 1  # else each group lives on one process
+
+    def coefficients(seen: Sequence[Moments], vectors: Vectors) -> tuple[list[Tensor], list[Tensor]]:
+        shift = setting.shift and replace(setting.shift, mu=vectors[0], sigma=vectors[1])
+        found = {}
+        for statistics, members in together:
+            batch = pool([seen[m] for m in members])
+            batch = pool_processes(batch) if pooled else batch
+            mean, var = batch.mean, batch.var
+            if source == "blend":
+                rho, of = setting.rho or 0.0, setting.blend_of or "std"
+                mean, var = blend(batch, *running[statistics], rho, of, eps)
+            elif batch.n == 1:
+                raise BadInput('one value has no deviation: use larger groups, or source="running"')
+            for m in members:
+                weight, bias = vectors[2 + 2 * m], vectors[3 + 2 * m]
+                centre = seen[m].mean.detach()
+                found[m] = scale_and_offset(centre, mean, var, weight, bias, shift, eps)
+        scales, offsets = zip(*(found[m] for m in range(len(parts))), strict=True)
+        return list(scales), list(offsets)
+
+    return coefficients
+
+
+def _union(layer: Steered, seen: list[Moments]) -> Moments:
+    """The moments of parts and their groups put together, over all processes."""
+    each = [Moments(*of, m.n) for m in seen for of in zip(m.mean, m.var, strict=True)]
+    return pool_processes(pool(each)) if layer.pools_processes() else pool(each)
 
 
 @torch.no_grad()
-def _learn(layer: Steered, holder: Holder, seen: list[Moments], update: bool | float | str) -> None:
-    batch = _over_groups(layer, seen)
+def _learn(layer: Steered, holder: Holder, batch: Moments, update: bool | float | str) -> None:
     holder.num_batches_tracked.add_(1)
     momentum: Any = layer.momentum if update is True else update
     if momentum is None or momentum == "average":
@@ -268,17 +285,13 @@ def _learn(layer: Steered, holder: Holder, seen: list[Moments], update: bool | f
     holder.running_var.lerp_(unbiased.to(holder.running_var.dtype), momentum)
 
 
-def _route(x: Tensor, layer: Steered) -> list[Part]:
+def _route(layer: Steered, images: int) -> list[Part]:
     branch = layer.setting.branch or MAIN
-    route = ((branch, len(x)),) if isinstance(branch, str) else branch
-    if sum(count for _, count in route) != len(x):
+    route = ((branch, images),) if isinstance(branch, str) else branch
+    if sum(count for _, count in route) != images:
         counts = " + ".join(str(count) for _, count in route)
-        raise BadInput(f"the route {counts} does not add up to the batch of {len(x)}")
-    images = x.split([count for _, count in route]) if len(route) > 1 else (x,)
-    return [
-        Part(piece, layer.affine_holder(name), layer.statistics_holder(name))
-        for piece, (name, _) in zip(images, route, strict=True)
-    ]
+        raise BadInput(f"the route {counts} does not add up to the batch of {images}")
+    return [Part(count, layer.affine_holder(name), layer.statistics_holder(name)) for name, count in route]
 
 
 def _by_statistics(parts: list[Part]) -> list[tuple[Holder, list[int]]]:
@@ -294,11 +307,6 @@ def _groups(layer: Steered, parts: list[Part]) -> int:
     if layer.pools_processes():
         groups = local_groups(groups)
     for part in parts:
-        if len(part.x) % groups:
-            raise BadInput(f"{len(part.x)} images cannot be split into {groups} equal groups")
+        if part.images % groups:
+            raise BadInput(f"{part.images} images cannot be split into {groups} equal groups")
     return groups
-
-
-def _group(x: Tensor, groups: int, index: int) -> Tensor:
-    size = len(x) // groups
-    return x if groups == 1 else x[index * size : (index + 1) * size]

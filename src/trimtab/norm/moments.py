@@ -18,9 +18,14 @@ from trimtab.norm.setting import Moments, Shift
 def moments(x: Tensor) -> Moments:
     """Mean and biased variance of each channel of x (N, C, ...), in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()
+    n = x.numel() // x.shape[1]
+    differentiable = torch.is_grad_enabled() and x.requires_grad
+    if x.device.type == "cpu" and not differentiable and not torch.compiler.is_compiling():
+        # The stock layer's own kernel: ten times as fast as var_mean here, but without a derivative.
+        return Moments(*torch.batch_norm_update_stats(wide, None, None, 0.0), n)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     var, mean = torch.var_mean(wide, axes, correction=0)
-    return Moments(mean, var, x.numel() // x.shape[1])
+    return Moments(mean, var, n)
 
 
 def robust_moments(x: Tensor) -> Moments:
@@ -42,12 +47,10 @@ def pool(parts: Sequence[Moments]) -> Moments:
     if len(parts) == 1:
         return parts[0]
     n = sum(part.n for part in parts)
-    mean = sum((part.mean * (part.n / n) for part in parts), start=torch.zeros_like(parts[0].mean))
-    var = sum(
-        ((part.var + (part.mean - mean) ** 2) * (part.n / n) for part in parts),
-        start=torch.zeros_like(parts[0].var),
-    )
-    return Moments(mean, var, n)
+    means, vars = torch.stack([part.mean for part in parts]), torch.stack([part.var for part in parts])
+    share = means.new_tensor([part.n / n for part in parts]).view(-1, *[1] * (means.dim() - 1))
+    mean = (share * means).sum(0)
+    return Moments(mean, (share * (vars + (means - mean) ** 2)).sum(0), n)
 
 
 def blend(
@@ -66,17 +69,17 @@ def blend(
 
 def normalise_by_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, want_moments: bool
-) -> tuple[Tensor, Moments | None]:
-    """Stock training-mode batch norm; its batch moments come for free when wanted."""
+) -> tuple[Tensor, list[Moments]]:
+    """Stock training-mode batch norm; its batch moments, (1, C), come for free when wanted."""
     if not want_moments:
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), None
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), []
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
     # With momentum 1 the "running" buffers that the kernel writes are the batch's own moments.
     y = F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
     n = x.numel() // x.shape[1]
-    return y, Moments(mean, var * ((n - 1) / n), n)
+    return y, [Moments(mean[None], var[None] * ((n - 1) / n), n)]
 
 
 def normalise_by(
@@ -88,25 +91,37 @@ def normalise_by(
     shift: Shift | None,
     eps: float,
 ) -> Tensor:
-    """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for any mu and sigma.
+    """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for a constant mu and sigma."""
+    if shift is not None:
+        weight, bias = shifted(mean / (var + eps).sqrt(), weight, bias, shift)
+    return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
-    The kernel normalises with mu and sigma as constants; a shift, and the dependence of mu and sigma on
-    the batch, enter through the weight and bias it is given. Their values there are unchanged by that
-    dependence, only their gradients are not.
-    """
-    at_mean, at_var = mean.detach(), var.detach()
-    if shift is not None or mean.requires_grad or var.requires_grad:
-        sigma = (var + eps).sqrt()
-        gamma = torch.ones_like(mean) if weight is None else weight
-        beta = torch.zeros_like(mean) if bias is None else bias
-        if shift is not None and shift.sigma is not None:
-            gamma = gamma * (1 + shift.sigma)
-        if shift is not None and shift.mu is not None:
-            ratio = mean / sigma
-            beta = beta - gamma * shift.mu * (ratio if shift.through else ratio.detach())
-        bias = beta + gamma * (at_mean - mean) / sigma
-        weight = gamma * ((at_var + eps).sqrt() / sigma)
-    return F.batch_norm(x, at_mean, at_var, weight, bias, False, 0.0, eps)
+
+def scale_and_offset(
+    centre: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shift: Shift | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """The same as a map about any centre: scale (x - centre) + offset. Differentiable in mu and sigma."""
+    sigma = (var + eps).sqrt()
+    gamma, beta = shifted(mean / sigma, weight, bias, shift or Shift())
+    scale = gamma / sigma
+    return scale, beta + scale * (centre - mean)
+
+
+def shifted(ratio: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift) -> tuple[Tensor, Tensor]:
+    """gamma and beta that make a layer behave as if its statistics were shifted; ratio is mu / sigma."""
+    gamma = torch.ones_like(ratio) if weight is None else weight
+    beta = torch.zeros_like(ratio) if bias is None else bias
+    if shift.sigma is not None:
+        gamma = gamma * (1 + shift.sigma)
+    if shift.mu is not None:
+        beta = beta - gamma * shift.mu * (ratio if shift.through else ratio.detach())
+    return gamma, beta
 
 
 def perturb(z: Tensor, d_mu: Tensor, d_sigma: Tensor) -> Tensor:

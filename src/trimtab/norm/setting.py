@@ -83,8 +83,12 @@ class Setting:
             raise BadInput(
                 f'update must be True, False, a momentum, "average" or None, found {self.update!r}'
             )
-        if isinstance(self.update, float) and not 0 <= self.update <= 1:
-            raise BadInput(f"a momentum must lie in [0, 1], found {self.update!r}")
+        if (
+            isinstance(self.update, int | float)
+            and not isinstance(self.update, bool)
+            and not 0 < self.update <= 1
+        ):
+            raise BadInput(f"a momentum must lie in (0, 1], found {self.update!r}; False learns nothing")
         if self.groups is not None and (not isinstance(self.groups, int) or self.groups < 1):
             raise BadInput(f"groups must be a whole number from 1 up, found {self.groups!r}")
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.norm.layer import Steered
-from trimtab.norm.moments import blend
+from trimtab.norm.moments import blend, pool
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
-from trimtab.norm.steering import layers, use
+from trimtab.norm.steering import at_rest, layers, observe, steered_layers, use
 from trimtab.types import BadInput
 
 Snapshot = dict[str, dict[str, Tensor]]
@@ -23,7 +22,7 @@ def snapshot(model: nn.Module) -> Snapshot:
     """A copy of every value that the steered layers hold."""
     return {
         name: {key: value.clone() for key, value in layer.state_dict().items()}
-        for name, layer in layers(model).items()
+        for name, layer in steered_layers(model).items()
     }
 
 
@@ -43,70 +42,71 @@ def restore(model: nn.Module, kept: Snapshot) -> nn.Module:
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any], branch: str = MAIN) -> nn.Module:
-    """Forget a branch's running statistics and re-estimate them as the average over `batches`.
+    """Re-estimate a branch's running statistics as those of all images in `batches`, however they are cut.
 
-    `batches` yields image tensors, or tuples that start with one. Modes and parameters are untouched;
-    drop-out and the like are off while it runs.
+    `batches` yields image tensors, or tuples that start with one. Each batch is normalised by itself, as
+    in training, and the moments of all are pooled by count; they are written when all went well. Modes
+    and parameters are untouched; drop-out and the like are off while it runs.
     """
-    steered = layers(model)
+    seen: dict[str, list[Moments]] = {}
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with (
-            torch.no_grad(),
-            use(model, branch=branch, source="batch", update="average", groups=None, shift=None),
-        ):
-            images = iter(batches)
-            first = next(images, None)
-            if first is None:
-                raise BadInput("recalibrating needs at least one batch of images, found none")
-            for layer in steered.values():
-                _forget(layer.statistics_holder(branch))
-            for batch in _chain(first, images):
-                model(images_for(model, batch))
+        steering = use(model, branch=branch, source="batch", update=False, groups=None, shift=None)
+        with torch.no_grad(), steering:
+            for batch in batches:
+                with observe(model) as once:
+                    model(images_for(model, batch))
+                for name, found in once.items():
+                    seen.setdefault(name, []).append(found)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return model
+    if not seen:
+        raise BadInput("recalibrating needs at least one batch of images, found none")
+    return adopt(model, {name: pool(found) for name, found in seen.items()}, branch=branch)
 
 
 @torch.no_grad()
-def adopt(model: nn.Module, seen: dict[str, Moments], rho: float = 1.0, blend_of: str = "std") -> nn.Module:
-    """Make the moments that `observe` saw the running statistics (main branch), or `rho` of them.
+def adopt(
+    model: nn.Module, seen: dict[str, Moments], rho: float = 1.0, blend_of: str = "std", branch: str = MAIN
+) -> nn.Module:
+    """Make the moments that `observe` saw the running statistics of a branch, or `rho` of them.
 
     What a pass with `source="blend"` and the same rho normalised with, a later pass with running
-    statistics then reproduces.
+    statistics then reproduces. Layers that were not seen, or never got the branch, stay as they are.
     """
-    for name, layer in layers(model).items():
-        mean, var = blend(seen[name], layer.running_mean, layer.running_var, rho, blend_of, layer.eps)
-        layer.running_mean.copy_(mean)
-        layer.running_var.copy_(var)
+    for name, layer in steered_layers(model).items():
+        if name in seen and branch in layer.branch_names and layer.keeps_statistics:
+            holder = layer.statistics_holder(branch)
+            mean, var = blend(seen[name], holder.running_mean, holder.running_var, rho, blend_of, layer.eps)
+            holder.running_mean.copy_(mean)
+            holder.running_var.copy_(var)
+            if holder.num_batches_tracked is not None:
+                holder.num_batches_tracked.add_(1)
     return model
 
 
-def freeze(
-    model: nn.Module, affine: bool = True, statistics: bool = True, branch: str | None = None
-) -> nn.Module:
+def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
     """Keep normalisation layers as they are, also in `train()`, until `thaw`.
 
-    `statistics` makes them normalise with running statistics that no longer learn; `affine` stops
-    gamma and beta from training. With `branch`, only that branch's own parameters stop training
-    (an unused branch must, before DDP wraps the model).
+    They normalise with running statistics that no longer learn, and gamma and beta stop training. With
+    `branch`, only that branch's own parameters stop training: an unused branch must, before DDP wraps
+    the model.
     """
-    for layer in layers(model).values():
-        if statistics and branch is None:
-            layer.rest = replace(layer.rest, source="running", update=False)
-            layer.setting = replace(layer.setting, source="running", update=False)
-        if affine:
-            _train_affine(layer, branch, False)
+    for parameter in affine_parameters(model, branch):
+        parameter.requires_grad_(False)
+    for layer in at_rest(model).values() if branch is None else ():
+        layer.rest = layer.setting = replace(layer.rest, source="running", update=False)
     return model
 
 
 def thaw(model: nn.Module) -> nn.Module:
     """Undo `freeze`: stock behaviour, and gamma and beta of every branch train again."""
-    for layer in layers(model).values():
+    for layer in at_rest(model).values():
         layer.rest = layer.setting = NEUTRAL
-        _train_affine(layer, None, True)
+    for parameter in affine_parameters(model):
+        parameter.requires_grad_(True)
     return model
 
 
@@ -116,14 +116,21 @@ def synchronise(model: nn.Module, on: bool = True) -> nn.Module:
     With one process, or none initialised, this changes nothing. `groups` then counts groups of the
     global batch, in rank order.
     """
-    for layer in layers(model).values():
+    for layer in steered_layers(model).values():
         layer.synchronised = on
     return model
 
 
-def parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Gamma and beta of every steered layer, all branches: what BN fine-tuning trains."""
-    return [parameter for layer in layers(model).values() for parameter in layer.parameters()]
+def affine_parameters(model: nn.Module, branch: str | None = None) -> list[nn.Parameter]:
+    """Gamma and beta of every steered layer, of all branches or of one: what BN fine-tuning trains."""
+    found = []
+    for layer in steered_layers(model).values():
+        owners = layer.branch_names if branch is None else [n for n in layer.branch_names if n == branch]
+        for holder in (layer.holder(name) for name in owners):
+            found += list(holder.parameters(recurse=False))
+    if branch is not None and not found:
+        raise BadInput(f"no layer has parameters of a branch {branch!r}")
+    return found
 
 
 def shift_gradients(
@@ -157,22 +164,3 @@ def images_for(model: nn.Module, batch: Any) -> Tensor:
     images = batch if isinstance(batch, Tensor) else batch[0]
     like = next(model.parameters(), images)
     return images.to(like.device, like.dtype if images.is_floating_point() else None)
-
-
-def _forget(holder: Any) -> None:
-    holder.running_mean.zero_()
-    holder.running_var.fill_(1)
-    holder.num_batches_tracked.zero_()
-
-
-def _train_affine(layer: Steered, branch: str | None, on: bool) -> None:
-    holder = layer if branch is None else layer.holder(branch)
-    if branch is not None and branch != MAIN and holder is layer:
-        return  # this layer never got the branch
-    for parameter in holder.parameters(recurse=branch is None):
-        parameter.requires_grad_(on)
-
-
-def _chain(first: Any, rest: Iterable[Any]) -> Iterable[Any]:
-    yield first
-    yield from rest

@@ -17,13 +17,43 @@ from trimtab.types import BadInput
 
 _INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "inherit"})()
 
-_WRAPPERS_IN_FRONT = ("module", "_forward_module", "_original_module")  # DDP, Fabric
-_WRAPPERS_ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module")  # torch.compile, FSDP
-
 
 def layers(model: nn.Module) -> dict[str, Steered]:
     """The steered layers of `model` by name, relative to the innermost module: wrappers do not show."""
-    return {_strip(name): m for name, m in model.named_modules() if isinstance(m, Steered)}
+    return {
+        name.replace("_orig_mod.", ""): module  # parts of a model may be compiled on their own
+        for name, module in innermost(model).named_modules()
+        if isinstance(module, Steered)
+    }
+
+
+def steered_layers(model: nn.Module) -> dict[str, Steered]:
+    """As `layers`, of a model that must have some."""
+    found = layers(model)
+    if not found:
+        raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
+    return found
+
+
+def at_rest(model: nn.Module) -> dict[str, Steered]:
+    """As `layers`, of a model that no `use` is steering at the moment."""
+    found = layers(model)
+    if any(layer.setting is not layer.rest for layer in found.values()):
+        raise BadInput("this cannot be done inside a use() block, which would undo it; do it before or after")
+    return found
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """What DDP, Fabric and torch.compile wrap."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(
+            inner := getattr(model, "_orig_mod", getattr(model, "_forward_module", None)), nn.Module
+        ):
+            model = inner
+        else:
+            return model
 
 
 @contextmanager
@@ -46,9 +76,7 @@ def use(
     stays on "main". `shift` maps names from `layers(module)` to `Shift`s; layers not named are unshifted.
     The backward pass of what ran inside belongs inside, too.
     """
-    steered = layers(module)
-    if not steered:
-        raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
+    steered = steered_layers(module)
     knobs: dict[str, Any] = {
         "source": source,
         "rho": rho,
@@ -59,7 +87,7 @@ def use(
     }
     knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
     if source is not _INHERIT and source != "blend":
-        knobs |= {"rho": None if rho is _INHERIT else rho}
+        knobs |= {"rho": None}
     if branch is not _INHERIT:
         knobs["branch"] = _checked_branch(branch, steered)
     shifts = _checked_shifts(shift, steered)
@@ -79,9 +107,7 @@ def observe(module: nn.Module) -> Iterator[dict[str, Moments]]:
     >>> with observe(model) as seen: model(x)  # doctest: +SKIP
     >>> seen["layer1.0.bn1"].mean  # doctest: +SKIP
     """
-    steered = layers(module)
-    if not steered:
-        raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
+    steered = steered_layers(module)
     seen: dict[str, Moments] = {}
     settings = {
         name: replace(layer.setting, observe=partial(seen.__setitem__, name))
@@ -117,9 +143,11 @@ def zero_shifts(module: nn.Module, requires_grad: bool = False) -> dict[str, Shi
 
 def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | None:
     if branch is None or isinstance(branch, str):
-        names = [branch or MAIN]
+        names = [MAIN if branch is None else branch]
     else:
         branch = tuple((str(name), int(count)) for name, count in branch if count)
+        if any(count < 0 for _, count in branch):
+            raise BadInput(f"a route counts images, found {branch}")
         names = [name for name, _ in branch]
         if len(set(names)) < len(names) or not names:
             raise BadInput(f"a route names each branch once, found {', '.join(names) or 'none'}")
@@ -143,10 +171,3 @@ def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:
                     f"the shift of {name!r} needs {channels} values, found shape {tuple(delta.shape)}"
                 )
     return shift or {}
-
-
-def _strip(name: str) -> str:
-    parts = [part for part in name.split(".") if part not in _WRAPPERS_ANYWHERE]
-    while parts and parts[0] in _WRAPPERS_IN_FRONT:
-        parts = parts[1:]
-    return ".".join(parts)

@@ -14,7 +14,7 @@ from torch import nn
 
 from trimtab.norm.layer import Branch, Holder, Steered, start, steered_class, understood
 from trimtab.norm.setting import MAIN
-from trimtab.norm.steering import layers
+from trimtab.norm.steering import at_rest, layers, steered_layers
 from trimtab.types import BadInput
 
 AFFINE = ("weight", "bias")
@@ -29,6 +29,8 @@ def steer(model: nn.Module) -> nn.Module:
     """
     found = {name: m for name, m in model.named_modules() if is_batch_norm(m) and not isinstance(m, Steered)}
     for name, module in found.items():
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            raise BadInput(f"cannot steer {name} yet: it is lazy; run one batch through the model first")
         if not understood(type(module)):
             raise BadInput(
                 f"cannot steer {name or 'the model itself'}: {type(module).__name__} has a forward pass of "
@@ -45,7 +47,7 @@ def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
 
     Other branches are dropped here, and only here.
     """
-    steered = layers(model)
+    steered = at_rest(model)
     _require_branch(steered, branch)
     for layer in steered.values():
         with torch.no_grad():
@@ -71,10 +73,8 @@ def add_branch(
     `affine=False` shares gamma and beta with `copy_of`, `statistics=False` shares its running statistics:
     the shared half then belongs to both. Add branches before the optimiser, DDP and compile see the model.
     """
-    steered = layers(model)
-    if not steered:
-        raise BadInput("the model has no steered layer to add a branch to; call steer(model) first")
-    if not name.isidentifier() or name == MAIN or hasattr(nn.ModuleDict, name):
+    steered = steered_layers(model)
+    if not name.isidentifier() or name == MAIN or hasattr(nn.ModuleDict(), name):
         raise BadInput(f"{name!r} cannot name a branch; take a plain word such as 'adv'")
     if not (affine or statistics):
         raise BadInput(f"branch {name!r} would share everything with {copy_of!r}; give it a half of its own")
@@ -126,6 +126,8 @@ def rebuild(model: nn.Module, planned: list[dict[str, Any]]) -> nn.Module:
             raise BadInput(
                 f"the plan has a branch at {row['layer']!r}, where this model has no batch-norm layer"
             )
+        if row["name"] in steered[row["layer"]].branch_names:
+            raise BadInput(f"there is a branch {row['name']!r} already, at {row['layer']}")
         sharing = row["affine_of"] or row["statistics_of"] or MAIN
         _add_branch(
             steered[row["layer"]],
@@ -139,7 +141,8 @@ def rebuild(model: nn.Module, planned: list[dict[str, Any]]) -> nn.Module:
 
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module belongs to the batch-norm family, understood or not."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or "BatchNorm" in type(module).__name__
+    named_so = "BatchNorm" in type(module).__name__ and hasattr(module, "running_mean")
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or named_so
 
 
 def _name_of(layer: Steered, holder: Holder) -> str:

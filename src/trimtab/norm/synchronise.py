@@ -21,9 +21,9 @@ def world_size() -> int:
 def pool_processes(own: Moments) -> Moments:
     """The moments over all processes, from each one's own (two small all-reduces)."""
     count = torch.tensor(float(own.n), dtype=own.mean.dtype, device=own.mean.device)
-    weighted = _Sum.apply(torch.cat([own.mean * own.n, count.view(1)]))
+    weighted = _Sum.apply(torch.cat([(own.mean * own.n).flatten(), count.view(1)]))
     total = int(weighted[-1].item())
-    mean = weighted[:-1] / total
+    mean = weighted[:-1].view_as(own.mean) / total
     var = _Sum.apply((own.var + (own.mean - mean) ** 2) * own.n) / total
     return Moments(mean, var, total)
 

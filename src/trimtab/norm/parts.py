@@ -1,0 +1,169 @@
+"""Normalising the parts of a batch, in groups, with statistics that depend on the batch.
+
+Whatever the knobs say, the output of a group of images is  scale (x - centre) + offset  with one value
+per channel, and scale and offset follow from the moments of all groups by arithmetic on such vectors.
+Autograd differentiates that arithmetic; the full-size steps are few and fused, as in the stock layer:
+forward the moments and the map, backward the two sums that the stock kernel takes, and
+
+    dx = scale dy + (d_mean + 2 d_var (x - mean)) / n.
+
+`_plain` is the same thing in ordinary operations. It defines what is computed, and serves second
+derivatives, `torch.compile` (which fuses it) and estimators of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trimtab.norm.moments import moments
+from trimtab.norm.setting import Moments
+
+Vectors = Sequence[Tensor | None]
+"""Gains, biases and shifts: all that scale and offset depend on besides the moments."""
+Estimator = Callable[[Tensor], Moments]
+Coefficients = Callable[[Sequence[Moments], Vectors], tuple[list[Tensor], list[Tensor]]]
+
+
+class Plan(NamedTuple):
+    """How a batch is cut, and what its parts become."""
+
+    counts: list[int]
+    """Images in each part, in order."""
+    groups: int
+    """Equal groups within each part."""
+    coefficients: Coefficients
+    """(groups, C) moments of each part -> (groups, C) scales and offsets of each, its mean the centre."""
+
+
+def normalise_parts(
+    x: Tensor, plan: Plan, vectors: Vectors, estimator: Estimator | None
+) -> tuple[Tensor, list[Moments]]:
+    """Normalise x (N, C, ...) by a plan; also the (groups, C) moments of each part, as constants."""
+    if estimator is not None or torch.compiler.is_compiling():
+        return _plain(x, plan, vectors, estimator or moments)
+    with torch.no_grad():
+        seen = take_moments(x, plan, moments)
+    y: Tensor = _Fused.apply(plan, seen, x, *vectors)
+    return y, seen
+
+
+def take_moments(x: Tensor, plan: Plan, estimator: Estimator) -> list[Moments]:
+    """The moments of each part's groups, stacked to (groups, C)."""
+    found = []
+    for part in x.split(plan.counts):
+        each = [estimator(group) for group in part.chunk(plan.groups)]
+        mean, var = torch.stack([m.mean for m in each]), torch.stack([m.var for m in each])
+        found.append(Moments(mean, var, each[0].n))
+    return found
+
+
+def _plain(x: Tensor, plan: Plan, vectors: Vectors, estimator: Estimator) -> tuple[Tensor, list[Moments]]:
+    seen = take_moments(x, plan, estimator)
+    fixed = [Moments(m.mean.detach(), m.var.detach(), m.n) for m in seen]
+    scales, offsets = plan.coefficients(seen, vectors)
+    ys = [
+        (_grouped(part, plan) - _over(m.mean, part)) * _over(scale, part) + _over(offset, part)
+        for part, m, scale, offset in zip(x.split(plan.counts), fixed, scales, offsets, strict=True)
+    ]
+    return torch.cat([y.flatten(0, 1) for y in ys]).to(x.dtype), fixed
+
+
+class _Fused(torch.autograd.Function):
+    """`_plain` with its full-size steps fused, and the vector arithmetic as a small graph inside."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, seen: list[Moments], x: Tensor, *vectors: Tensor | None) -> Tensor:
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+            own = [Moments(_leaf(m.mean, True), _leaf(m.var, True), m.n) for m in seen]
+            leaves = [None if v is None else _leaf(v, v.requires_grad) for v in vectors]
+            scales, offsets = plan.coefficients(own, leaves)
+        ctx.save_for_backward(x, *vectors)
+        ctx.plan, ctx.own, ctx.leaves, ctx.scales, ctx.offsets = plan, own, leaves, scales, offsets
+
+        y = torch.empty_like(x, dtype=scales[0].dtype)
+        with torch.no_grad():
+            for part, out, m, scale, offset in _each(plan, x, y, seen, scales, offsets):
+                _affine(part, scale, offset - scale * m.mean, plan, out)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *vectors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
+            y, _ = _plain(x, ctx.plan, vectors, moments)
+            found = _gradients([y], [x, *vectors], [grads[0]], needs, create_graph=True)
+            return None, None, *found
+        return None, None, *_fused_backward(ctx, x, grads[0], needs)
+
+
+def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    plan: Plan = ctx.plan
+    sums = [_sums(part, slope, m.mean, plan) for part, slope, m in _each(plan, x, dy, ctx.own)]
+    d_scales, d_offsets = zip(*sums, strict=True)
+    leaves = [value for m in ctx.own for value in (m.mean, m.var)]
+    found = _gradients(
+        [*ctx.scales, *ctx.offsets],
+        [*leaves, *ctx.leaves],
+        [*d_scales, *d_offsets],
+        [needs[0]] * len(leaves) + [*needs[1:]],
+    )
+    d_moments, d_vectors = found[: len(leaves)], found[len(leaves) :]
+    if not needs[0]:
+        return [None, *d_vectors]
+
+    dx = torch.empty_like(x, dtype=ctx.scales[0].dtype)
+    rows = _each(plan, x, dy, dx, ctx.own, ctx.scales, d_moments[::2], d_moments[1::2])
+    for part, slope, out, m, scale, d_mean, d_var in rows:
+        pull = 2 * d_var / m.n
+        _affine(part, pull, d_mean / m.n - pull * m.mean, plan, out)
+        _grouped(out, plan).addcmul_(_grouped(slope, plan), _over(scale, part))
+    return [dx.to(x.dtype), *d_vectors]
+
+
+def _sums(x: Tensor, dy: Tensor, centre: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """sum dy (x - centre) and sum dy, per group and channel: the stock kernel, with a deviation of one."""
+    one = torch.ones_like(centre[0])
+    each = [
+        torch.ops.aten.native_batch_norm_backward(
+            slope, group, one, at, one, None, None, False, 0.0, [False, True, True]
+        )
+        for slope, group, at in zip(dy.chunk(plan.groups), x.chunk(plan.groups), centre, strict=True)
+    ]
+    return torch.stack([dot for _, dot, _ in each]), torch.stack([total for _, _, total in each])
+
+
+def _affine(x: Tensor, scale: Tensor, offset: Tensor, plan: Plan, out: Tensor) -> None:
+    torch.addcmul(_over(offset, x), _grouped(x, plan), _over(scale, x), out=_grouped(out, plan))
+
+
+def _gradients(
+    of: list[Tensor], wrt: list[Any], slopes: list[Tensor], needs: Sequence[bool], create_graph: bool = False
+) -> list[Any]:
+    """Gradients with respect to those that need one, None for the others."""
+    wanted = [value for value, need in zip(wrt, needs, strict=True) if need]
+    found = torch.autograd.grad(of, wanted, slopes, True, create_graph, allow_unused=True)
+    each = iter(found)
+    return [next(each) if need else None for need in needs]
+
+
+def _each(plan: Plan, *columns: Any) -> Any:
+    """Rows of what belongs to one part: batches are split, lists taken as they are."""
+    return zip(*(c.split(plan.counts) if isinstance(c, Tensor) else c for c in columns), strict=True)
+
+
+def _grouped(x: Tensor, plan: Plan) -> Tensor:
+    return x.unflatten(0, (plan.groups, -1))  # (groups, images, C, ...)
+
+
+def _over(vector: Tensor, x: Tensor) -> Tensor:
+    """(groups, C) shaped to meet grouped images (groups, images, C, ...)."""
+    return vector.view(len(vector), 1, -1, *[1] * (x.dim() - 2))
+
+
+def _leaf(value: Tensor, differentiable: bool) -> Tensor:
+    return value.detach().requires_grad_(differentiable)
