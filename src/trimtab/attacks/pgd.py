@@ -144,7 +144,7 @@ def climb(
     x, centre, y = start, victim.x, victim.y
     broken = torch.zeros(n, dtype=torch.bool, device=start.device)
     for t in range(steps + 1):
-        x.requires_grad_(t < steps)
+        x = x.detach().requires_grad_(t < steps)
         with torch.set_grad_enabled(t < steps):
             z = net(x)
             value = loss(z, goal).sum() if t < steps else None

@@ -1,0 +1,93 @@
+"""Attacks on a whole batch, against classifiers whose statistics come from it.
+
+ThroughBatch   every image is perturbed within the budget, with gradients *through* the batch statistics:
+               what an attacker does who knows that the defence adapts.
+CoBatch        the attacker owns a few images of the batch, may put any pixels there, and flips the
+               *others*, which stay untouched.
+
+Papers    both are beyond Nandy et al., whose evaluation has neither; the second is Wu et al. 2023, "data
+          poisoning in test-time adaptation" (10 of 200 images, from grey, 500 sign steps of 1/255)
+Norm      source "batch" or a blend, update off, through `adapt.per_batch`
+Cost      `steps` forward/backward passes over the batch, which is never split, refilled or reduced
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import adapt
+from trimtab.attacks.base import Attack, Outcome, check_images, check_labels
+from trimtab.attacks.guard import guard
+from trimtab.attacks.losses import ce
+from trimtab.attacks.pgd import PGD
+from trimtab.types import BadInput, Budget, number
+
+
+@dataclass(frozen=True)
+class ThroughBatch(Attack):
+    attack: PGD = field(default_factory=PGD)
+    """The attack that climbs; it scores the last iterate of the whole batch."""
+    rho: float = 1.0
+    """How much of the batch's statistics the defence takes."""
+
+    @property
+    def budget(self) -> Budget:  # type: ignore[override]
+        return self.attack.budget
+
+    def __str__(self) -> str:
+        return f"{self.attack} through the batch statistics (rho={self.rho:g})"
+
+    def outcome(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+    ) -> Outcome:
+        return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids)
+
+
+@dataclass(frozen=True)
+class CoBatch:
+    """Called like an attack; returns the batch with its last `images` replaced by the attacker's."""
+
+    images: int = 10
+    """How many of the batch are the attacker's."""
+    steps: int = 500
+    """Sign steps."""
+    step_size: float | str = "1/255"
+    """Length of a step in pixels."""
+    rho: float = 1.0
+    """How much of the batch's statistics the defence takes."""
+    version = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_size", number(self.step_size))
+        if self.images < 1 or self.steps < 0:
+            raise BadInput(f"CoBatch needs an image and no negative steps, found {self.images}, {self.steps}")
+
+    def __str__(self) -> str:
+        return f"co-batch attack, {self.images} images, {self.steps} steps (rho={self.rho:g})"
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+    ) -> Tensor:
+        check_images(x, y)
+        own = len(x) - self.images
+        if own < 1:
+            raise BadInput(f"{self.images} images of a batch of {len(x)} leave nobody to attack")
+        defence = _adaptive(model, self.rho)
+        with guard(defence):
+            check_labels(defence, x, y)
+            theirs = torch.full_like(x[own:], 0.5)
+            for _ in range(self.steps):
+                theirs.requires_grad_(True)
+                loss = ce(defence(torch.cat([x[:own], theirs]))[:own], y[:own]).sum()
+                (grad,) = torch.autograd.grad(loss, theirs)
+                theirs = (theirs.detach() + float(self.step_size) * grad.sign()).clamp(0, 1)
+        return torch.cat([x[:own], theirs.detach()])
+
+
+def _adaptive(model: nn.Module, rho: float) -> nn.Module:
+    """The model itself if it adapts already, else made adaptive."""
+    return model if getattr(model, "couples_batch", False) else adapt.per_batch(model, rho)
