@@ -1,0 +1,184 @@
+"""The caller of every objective: checks what it is given, then lets the objective run its passes.
+
+An objective is a frozen dataclass that is called, `parts = objective(model, x, y, seed=0)`. It *adds* to
+`.grad` as `backward()` does and returns its losses; stepping is the caller's business. It contains only
+its idea, in `run`, and what the network needs before an optimiser sees it, in `prepare`.
+
+`backward(loss, last)` says how to run a backward pass, if not by `loss.backward()`. After one that is not the
+`last` of its call the objective reads gradients (a sign, a norm): over several processes they must have been
+averaged by then. Averaging twice changes nothing, so it may be done after each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trimtab import attacks, draws, norm
+from trimtab.types import BadInput
+
+Backward = Callable[[Tensor, bool], None]
+Parts = dict[str, Tensor]
+"""Losses by name, detached: "loss" is what was descended."""
+
+
+class Passes(NamedTuple):
+    """What one call costs, in passes of the whole batch through the whole network."""
+
+    forward: float
+    backward: float
+
+    def plus(self, both: float) -> Passes:
+        """With so many forward and backward passes more."""
+        return Passes(self.forward + both, self.backward + both)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of an objective."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    """Class numbers (N,), or probabilities (N, classes) where labels were mixed."""
+    backward: Backward
+    seed: int
+    ids: list[int]
+
+    @property
+    def bare(self) -> nn.Module:
+        """The network itself, without wrappers: what attacks and cuts work on."""
+        return bare(self.model)
+
+    @property
+    def labels(self) -> Tensor:
+        """Class numbers; of mixed labels, the class with the largest share."""
+        return self.y.argmax(1) if self.y.is_floating_point() else self.y
+
+
+class Objective:
+    """Base of the objectives. Subclasses are frozen dataclasses with a `run`."""
+
+    reads_gradients: ClassVar[bool] = False
+    """Whether gradients are read within a call: then they must not be scaled to fit a narrow format."""
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Steer the model and give it the branches needed, in place, once, before its optimiser is made."""
+        return norm.steer(model)
+
+    def passes(self) -> Passes:
+        """The cost of a call."""
+        return Passes(1, 1)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        backward: Backward | None = None,
+        seed: int = 0,
+        ids: Tensor | Sequence[int] | None = None,
+    ) -> Parts:
+        """Add this objective's gradient to `.grad` and return its losses."""
+        if len(x) != len(y) or len(x) == 0:
+            raise BadInput(
+                f"{len(x)} images came with {len(y)} labels; give at least one image, each with one label"
+            )
+        norm.steer(model)
+        step = Step(model, x, y, backward or _plain_backward, seed, draws.ids_of(x, ids))
+        return {name: value.detach() for name, value in self.run(step).items()}
+
+    def run(self, step: Step) -> Parts:
+        raise NotImplementedError
+
+
+def _plain_backward(loss: Tensor, last: bool) -> None:
+    loss.backward()
+
+
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean over the batch, of class numbers or of probabilities."""
+    return F.cross_entropy(logits, y, label_smoothing=smoothing)
+
+
+def attacked(attack: Any, step: Step) -> Tensor:
+    """Adversarial images from any callable (model, x, y) -> x_adv, crafted on the network itself."""
+    if isinstance(attack, attacks.Attack):
+        return attack(step.bare, step.x, step.labels, seed=step.seed, ids=step.ids)
+    return attack(step.bare, step.x, step.labels)
+
+
+def attack_passes(attack: Any) -> Passes:
+    steps = getattr(attack, "steps", 1) * getattr(attack, "restarts", 1)
+    return Passes(steps + 1, steps)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """What DDP, Fabric or torch.compile wrapped."""
+    while (inside := _WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, inside)
+    return model
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "_FabricModule": "module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+def quiet(model: nn.Module) -> AbstractContextManager[None]:
+    """Running statistics do not learn inside: the first pass over a batch has taught them already."""
+    return norm.use(model, update=False) if norm.layers(model) else nullcontext()
+
+
+@contextmanager
+def own_gradients(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Inside, `.grad` is this call's alone; what was there before is added back at the end."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.grad for p in trained]
+    for p in trained:
+        p.grad = None
+    try:
+        yield trained
+    finally:
+        for p, grad in zip(trained, before, strict=True):
+            if grad is not None:
+                p.grad = grad if p.grad is None else grad.add_(p.grad)
+
+
+@torch.no_grad()
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by their means over all processes, in one exchange; alone, nothing happens."""
+    processes = world_size()
+    if processes > 1 and tensors:
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        torch.distributed.all_reduce(flat)
+        for t, mean in zip(tensors, flat.div_(processes).split([t.numel() for t in tensors]), strict=True):
+            t.copy_(mean.view(t.shape))
+
+
+@torch.no_grad()
+def gather(x: Tensor) -> Tensor:
+    """The batches of all processes as one, in the order of their ranks."""
+    if world_size() == 1:
+        return x
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    torch.distributed.all_gather(found, x.contiguous())
+    return torch.cat(found)
+
+
+def world_size() -> int:
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if ready else 1
+
+
+def rank() -> int:
+    return torch.distributed.get_rank() if world_size() > 1 else 0
