@@ -10,7 +10,7 @@ Cost      `steps` forward/backward passes of the tail only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,14 @@ def ascend(
     steps: int = 6,
     step: float = 0.2,
     rectify: bool = True,
+    mu: Tensor | None = None,
+    average: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(d_mu, d_sigma) that the batch of features `z` (N, C, ...) is hurt by most, within the cube."""
+    """(d_mu, d_sigma) that the batch of features `z` (N, C, ...) is hurt by most, within the cube.
+
+    Where z is a part of the batch only, `mu` is the mean of the whole, and `average` replaces gradients
+    by their means over all parts.
+    """
     z = z.detach()
     d_mu = torch.zeros(z.shape[1], dtype=z.dtype, device=z.device)
     d_sigma = torch.zeros_like(d_mu)
@@ -36,8 +42,10 @@ def ascend(
         for _ in range(steps):
             d_mu.requires_grad_(True)
             d_sigma.requires_grad_(True)
-            loss = F.cross_entropy(tail(perturbed(z, d_mu, d_sigma, rectify)), y)
+            loss = F.cross_entropy(tail(perturbed(z, d_mu, d_sigma, rectify, mu)), y)
             grads = torch.autograd.grad(loss, (d_mu, d_sigma))
+            if average is not None:
+                average(grads)
             d_mu, d_sigma = (
                 (d.detach() + step * grad.sign()).clamp(-eps, eps)
                 for d, grad in zip((d_mu, d_sigma), grads, strict=True)
@@ -45,6 +53,7 @@ def ascend(
     return d_mu, d_sigma
 
 
-def perturbed(z: Tensor, d_mu: Tensor, d_sigma: Tensor, rectify: bool) -> Tensor:
-    moved = perturb(z, d_mu, d_sigma)
-    return moved.relu() if rectify else moved
+def perturbed(z: Tensor, d_mu: Tensor, d_sigma: Tensor, rectify: bool, mu: Tensor | None = None) -> Tensor:
+    moved = perturb(z, d_mu, d_sigma, mu)
+    # Unlike relu(), clamp() has a slope at 0, where all zeros of a rectified feature lie as d = 0.
+    return moved.clamp(min=0) if rectify else moved

@@ -124,12 +124,15 @@ def shifted(ratio: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Sh
     return gamma, beta
 
 
-def perturb(z: Tensor, d_mu: Tensor, d_sigma: Tensor) -> Tensor:
+def perturb(z: Tensor, d_mu: Tensor, d_sigma: Tensor, mu: Tensor | None = None) -> Tensor:
     """AdvBN's perturbation of a feature z (N, C, ...): (1 + d_sigma)(z - mu) + (1 + d_mu) mu.
 
     mu is the mean of each channel over the batch and all positions; d_mu and d_sigma have one value per
     channel, shared by the whole batch. The mean becomes (1 + d_mu) mu, the deviation |1 + d_sigma| sigma.
+    Give `mu` where z is a part of the batch only.
     """
     shape = [1, -1] + [1] * (z.dim() - 2)
-    mu = z.mean([axis for axis in range(z.dim()) if axis != 1], keepdim=True)
+    if mu is None:
+        mu = z.mean([axis for axis in range(z.dim()) if axis != 1])
+    mu = mu.view(shape)
     return (1 + d_sigma.view(shape)) * (z - mu) + (1 + d_mu.view(shape)) * mu
