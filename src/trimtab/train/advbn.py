@@ -30,7 +30,7 @@ from trimtab import draws, norm
 from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut
-from trimtab.train.base import Objective, Parts, Passes, Step, bare, cross_entropy
+from trimtab.train.base import Objective, Parts, Passes, Step, average, bare, cross_entropy
 from trimtab.train.mixture import require_branch
 from trimtab.types import BadInput
 
@@ -119,6 +119,8 @@ class AdvBN(Objective):
     def _moved(self, tail: nn.Module, z: Tensor, others: list[Tensor], step: Step) -> Tensor:
         """The feature with its statistics where they hurt."""
         rectify = bool((z >= 0).all()) if self.rectify is None else self.rectify
+        mu = z.mean([axis for axis in range(z.dim()) if axis != 1])
+        average([mu])
         if self.attack == "random":
             u = draws.uniform(z.new_empty(2, z.shape[1]), step.seed, [0, 1], _RANDOM)
             d_mu, d_sigma = self.eps * (2 * u - 1)
@@ -126,9 +128,9 @@ class AdvBN(Objective):
             with norm.use(tail, branch=self.branch), guard(tail):
                 d_mu, d_sigma = ascend(
                     lambda moved: _run(tail, [moved, *others]),
-                    z, step.labels, self.eps, self.steps, self.step_size, rectify,
+                    z, step.labels, self.eps, self.steps, self.step_size, rectify, mu, average,
                 )  # fmt: skip
-        return perturbed(z, d_mu, d_sigma, rectify)
+        return perturbed(z, d_mu, d_sigma, rectify, mu)
 
 
 def _run(tail: nn.Module, crossing: list[Tensor]) -> Any:

@@ -3,21 +3,22 @@
 Idea      w' = w + rho g / |g|_2 with g the gradient at w; the step at w is taken with the gradient at w'
 Paper     Foret et al. 2021; in the APART paper as a baseline (rho 0.05 on CIFAR-10, 0.1 on CIFAR-100) and
           as an instance of model-based adversarial training, see `two_player`
-Around    any objective: `SAM(inner=Adversarial(...))` attacks, then takes the inner objective twice
+Around    any objective: `SAM(inner=Adversarial(...))` attacks once, at w, and uses the images twice
 Norm      update off in the second pass, so running statistics end as after a plain step
-Cost      twice the inner objective
+Cost      twice the inner objective's passes; its attack on images once
 Beware    over several processes the norm is that of the averaged gradient (not each process's own, which
           the paper calls m-sharpness and finds to help)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from trimtab.train.base import Objective, Parts, Passes, Step
+from trimtab.train.base import Backward, Objective, Parts, Passes, Step, attack_passes, attacked
 from trimtab.train.standard import Standard
 from trimtab.train.two_player import climb_weights, not_last, play
 from trimtab.types import BadInput
@@ -39,17 +40,34 @@ class SAM(Objective):
         return self.inner.prepare(model)
 
     def passes(self) -> Passes:
-        forward, backward = self.inner.passes()
-        return Passes(2 * forward, 2 * backward)
+        inner, attack = self.inner.passes(), getattr(self.inner, "attack", None)
+        made = attack_passes(attack) if callable(attack) else Passes(0, 0)
+        return Passes(2 * inner.forward - made.forward, 2 * inner.backward - made.backward)
 
     def run(self, step: Step) -> Parts:
-        def inner(backward: object) -> Parts:
-            return self.inner(step.model, step.x, step.y, backward, step.seed, step.ids)  # type: ignore[arg-type]
+        inner: Any = self.inner
+        if callable(getattr(inner, "attack", None)):
+            inner = replace(inner, attack=_once(inner.attack, step))
+
+        def losses(backward: Backward) -> Parts:
+            return inner(step.model, step.x, step.y, backward, step.seed, step.ids)
 
         return play(
             step.model,
-            first=lambda: inner(not_last(step.backward)),
+            first=lambda: losses(not_last(step.backward)),
             attackers=[climb_weights(self.rho)],
-            second=lambda: inner(step.backward),
+            second=lambda: losses(step.backward),
             keep_first=False,
         )
+
+
+def _once(attack: Callable[..., Any], step: Step) -> Callable[..., Tensor]:
+    """The attack, remembering the images it made when it was first called."""
+    made: list[Tensor] = []
+
+    def remembered(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if not made:
+            made.append(attacked(attack, step))
+        return made[0]
+
+    return remembered
