@@ -1,0 +1,161 @@
+"""Building a network that is named by text: ours, timm's, torchvision's, or a user's function's."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from trimtab import norm
+from trimtab.models.networks import build
+from trimtab.models.pixels import Origin, Pixels, wrap
+from trimtab.types import BadInput, InputSpec
+
+
+def architecture(
+    scheme: str, name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]
+) -> Pixels:
+    """The network `scheme:name` with an origin that remembers how it was made; `weights` are fetched."""
+    arguments = dict(arguments)
+    kind = arguments.pop("norm", None) if scheme != "net" else None
+    model = MAKERS[scheme](name, classes, weights, arguments)
+    given = {**arguments, **({} if classes is None else {"classes": classes})}
+    if kind is not None:
+        norm.swap(model.net, kind)
+        given["norm"] = kind
+    provenance = {"weights": f"{scheme}:{name}+{weights}"} if weights else {}
+    return Pixels(model.net, model.spec, model.classes, Origin(f"{scheme}:{name}", given, provenance))
+
+
+def _net(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
+    if weights:
+        raise BadInput(f"net:{name} is untrained, there are no weights {weights!r}")
+    return build(name, classes, **arguments)
+
+
+def _timm(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
+    timm = _extra("timm")
+    if not timm.is_model(name):
+        raise BadInput(_unknown("timm", name, timm.list_models()))
+    if weights not in (None, "pretrained"):
+        raise BadInput(f"timm names weights as in timm:resnet50.a1_in1k+pretrained, found +{weights}")
+    if weights:
+        _require_classes(f"timm:{name}", timm.models.get_pretrained_cfg(name).num_classes, classes)
+    if classes is not None:
+        arguments = {**arguments, "num_classes": classes}
+    make = partial(timm.create_model, name, pretrained=bool(weights), **arguments)
+    return wrap(_made(f"timm:{name}", weights, make))
+
+
+def _torchvision(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
+    models = _extra("torchvision").models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise BadInput(_unknown("torchvision", name, known))
+    published = models.get_model_weights(name)
+    if weights not in (None, "pretrained", *published.__members__):
+        names = ", ".join(published.__members__)
+        raise BadInput(f"torchvision:{name} has no weights {weights!r}; it has {names}")
+    chosen = published.DEFAULT if weights in (None, "pretrained") else published[weights]
+    labels = chosen.meta["categories"]
+    if weights:
+        _require_classes(f"torchvision:{name}", len(labels), classes)
+    if classes is not None:
+        arguments = {**arguments, "num_classes": classes}
+    make = partial(models.get_model, name, weights=chosen if weights else None, **arguments)
+    net = _made(f"torchvision:{name}", weights, make)
+    recorded = chosen.transforms()
+    (size,) = recorded.crop_size
+    spec = InputSpec((size, size), 3, tuple(recorded.mean), tuple(recorded.std))
+    return Pixels(net, spec, labels if weights else None)
+
+
+def _py(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
+    if weights:
+        raise BadInput(f"py:{name} brings its own weights; leave +{weights} away")
+    function = _function(name)
+    try:
+        model = function(**arguments)
+    except Exception as error:  # it is the user's code, which may raise anything at all
+        raise BadInput(f"py:{name} failed with {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"py:{name} must return a torch.nn.Module, found {type(model).__name__}")
+    return wrap(model)
+
+
+MAKERS: dict[str, Callable[[str, int | None, str | None, dict[str, Any]], Pixels]] = {
+    "net": _net,
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "py": _py,
+}
+
+
+def _made(what: str, weights: str | None, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except Exception as error:  # constructors and download clients raise anything at all
+        doing = "its weights could not be fetched" if weights else "it cannot be built so"
+        raise BadInput(f"{what}: {doing} ({type(error).__name__}: {_first_line(error)})") from error
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function in `module:function` or `path/to/file.py:function`; modules here are found, too."""
+    where, colon, function_name = name.rpartition(":")
+    if not colon or not function_name.isidentifier():
+        raise BadInput(f"py:{name} names no function; write py:module:function or py:file.py:function")
+    file = Path(where) if where.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise BadInput(f"there is no file {file}")
+    folder = str(Path.cwd() if file is None else file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(where) if file is None else _run(file)
+    except Exception as error:  # importing runs the user's code, which may raise anything at all
+        raise BadInput(f"importing {where} failed with {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BadInput(f"{where} has no function {function_name!r}")
+    return function
+
+
+def _run(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"trimtab_user_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _extra(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises the latter
+        advice = f"install it with: pip install 'trimtab[{package}]'"
+        raise BadInput(f"{package} cannot be imported ({_first_line(error)}); {advice}") from None
+
+
+def _require_classes(what: str, found: int, wanted: int | None) -> None:
+    if wanted is not None and found != wanted:
+        raise BadInput(f"the weights of {what} are for {found} classes, not for {wanted}; leave them away")
+
+
+def _unknown(package: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 3) or list(known)[:3]
+    return f"{package} has no model {name!r}; did you mean {', '.join(near)}?"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")

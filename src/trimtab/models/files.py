@@ -1,0 +1,234 @@
+"""Networks on disk: ours as `model.safetensors` + `model.json`, and other people's state dicts.
+
+A saved folder holds the network's plain state dict (stock PyTorch loads it) and a description: how to
+build the network, its InputSpec, class names, branches, provenance. The description is written twice, as
+`model.json` for people and scripts and into the header of `model.safetensors`, which is what counts:
+that file is complete by itself, and it is renamed into place last, so a folder never holds the weights
+of one network with the description of another.
+
+Nothing is unpickled: foreign `.pt` and `.pth` files are read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+import trimtab
+from trimtab import norm
+from trimtab.models.pixels import Pixels, wrap
+from trimtab.types import BadInput, InputSpec
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+FORMAT = 1
+_KEY = "trimtab"
+"""Under which the header of our safetensors files holds the description."""
+
+State = dict[str, Tensor]
+
+
+# ---- writing ------------------------------------------------------------------------------------------
+
+
+def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | None = None) -> Path:
+    """Write `model` into the folder `path`, all of it or nothing; `load("file:PATH")` gives it back.
+
+    `provenance` is added to what the model already records about its weights.
+    """
+    pixels = wrap(model)
+    described = json.dumps(describe(pixels, provenance or {}), indent=2)
+    state = {key: value.detach().cpu().contiguous().clone() for key, value in pixels.net.state_dict().items()}
+    folder = Path(path)
+    if folder.is_file():
+        raise BadInput(f"cannot save to {folder}: it is a file, give a folder")
+    weights = safetensors.torch.save(state, metadata={_KEY: described})
+    _place(folder, {DESCRIPTION: described.encode() + b"\n", WEIGHTS: weights})
+    return folder
+
+
+def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    origin = model.origin
+    made_with = {"trimtab": trimtab.__version__, "torch": torch.__version__}
+    return {
+        "format": FORMAT,
+        "source": origin and origin.source,
+        "arguments": dict(origin.arguments) if origin else {},
+        "input": asdict(model.spec),
+        "classes": model.classes,
+        "branches": norm.plan(model.net),
+        "provenance": {**(origin.provenance if origin else {}), **provenance, **made_with},
+    }
+
+
+def _place(folder: Path, contents: dict[str, bytes]) -> None:
+    """Write files beside their places, sync, then rename in order: each is the old one or the new one."""
+    new = not folder.exists()
+    beside = {name: folder / f".{name}.{os.getpid()}.part" for name in contents}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            with open(beside[name], "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for name in contents:
+            os.replace(beside[name], folder / name)
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        for part in beside.values():
+            part.unlink(missing_ok=True)
+        if new and folder.is_dir():
+            folder.rmdir()
+        size = sum(map(len, contents.values())) / 1e6
+        raise BadInput(f"cannot save to {folder} ({size:.1f} MB): {error.strerror or error}") from error
+
+
+# ---- reading ------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path) -> tuple[State, dict[str, Any] | None]:
+    """A state dict, and its description if the file (or folder) is one of ours."""
+    file = Path(path)
+    if file.is_dir():
+        if not (file / WEIGHTS).is_file():
+            raise BadInput(f"{file} is a folder without {WEIGHTS}; give a saved model or a checkpoint file")
+        file = file / WEIGHTS
+    head = _head(file)
+    if _is_safetensors(file, head):
+        return _read_safetensors(file)
+    return _state_in(_read_torch(file, head), file), None
+
+
+def _head(file: Path) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            head = opened.read(512)
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror}") from None
+    start = head.lstrip().lower()
+    if not head:
+        raise BadInput(f"{file} is empty; fetch it again")
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise BadInput(f"{file} is a web page, no checkpoint: the download went wrong, fetch it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise BadInput(f"{file} is a Git LFS pointer, no checkpoint; fetch the file it points to")
+    return head
+
+
+def _is_safetensors(file: Path, head: bytes) -> bool:
+    return file.suffix == ".safetensors" or (len(head) > 8 and head[8:9] == b"{" and head[:2] != b"PK")
+
+
+def _read_safetensors(file: Path) -> tuple[State, dict[str, Any] | None]:
+    try:
+        with safe_open(file, "pt") as opened:
+            described = (opened.metadata() or {}).get(_KEY)
+            state = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{file} is damaged or cut short ({error}); fetch or save it again") from None
+    return state, None if described is None else _description(file, described)
+
+
+def _description(file: Path, text: str) -> dict[str, Any]:
+    described = json.loads(text)
+    if described.get("format") != FORMAT:
+        raise BadInput(f"{file} was saved in format {described.get('format')}, this trimtab reads {FORMAT}")
+    return described
+
+
+def spec_in(described: Mapping[str, Any]) -> InputSpec:
+    given = described["input"]
+    height, width = given["size"]
+    return InputSpec((height, width), given["channels"], tuple(given["mean"]), tuple(given["std"]))
+
+
+def _read_torch(file: Path, head: bytes) -> Any:
+    zipped = head.startswith(b"PK")
+    if not zipped and not head.startswith(b"\x80"):
+        raise BadInput(f"{file} is no checkpoint; give a .safetensors, .pt or .pth file, or a saved folder")
+    if zipped and not zipfile.is_zipfile(file):
+        raise BadInput(f"{file} is cut short; fetch or save it again")
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        if isinstance(error, EOFError) or "truncated" in str(error):
+            raise BadInput(f"{file} is cut short; fetch or save it again") from None
+        raise BadInput(
+            f"{file} holds Python objects (a pickle, a whole model or a script), and loading those could run "
+            "code: save the model's state_dict() instead"
+        ) from None
+
+
+_HOMES = ("state_dict", "model_state_dict", "model", "net", "weights")
+"""Where training scripts put the state dict inside their checkpoints."""
+
+
+def _state_in(loaded: Any, file: Path) -> State:
+    homes = [loaded, *(loaded[key] for key in _HOMES if key in loaded)] if isinstance(loaded, dict) else []
+    for home in homes:
+        if isinstance(home, Mapping) and any(isinstance(value, Tensor) for value in home.values()):
+            return {key: value for key, value in home.items() if isinstance(value, Tensor)}
+    found = ", ".join(map(str, list(loaded)[:5])) if isinstance(loaded, dict) else type(loaded).__name__
+    raise BadInput(f"{file} holds no state dict (found: {found}); save the model's state_dict()")
+
+
+# ---- fitting ------------------------------------------------------------------------------------------
+
+
+def without_prefix(state: State, wanted: Mapping[str, Tensor]) -> State:
+    """Drop what wrappers (DDP's `module.`, `_orig_mod.`, `model.`) put in front of every key."""
+    while state and not state.keys() & wanted.keys():
+        prefix = next(iter(state)).partition(".")[0] + "."
+        if not all(key.startswith(prefix) and key != prefix for key in state):
+            break
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
+
+
+def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
+    """How many classes `state` has, if their number is all that keeps it from fitting; else None."""
+    differ = _differing(state, wanted)
+    counts = {state[key].shape[:1] for key in differ if state[key].shape[1:] == wanted[key].shape[1:]}
+    if not differ or len(counts) != 1 or state.keys() != wanted.keys():
+        return None
+    return counts.pop().numel()
+
+
+def fill(net: nn.Module, state: State, where: str) -> None:
+    """Load `state` into `net`, or say in one sentence why it does not fit."""
+    wanted = net.state_dict()
+    missing = [key for key in wanted if key not in state]
+    unknown = [key for key in state if key not in wanted]
+    shapes = _differing(state, wanted)
+    if not (missing or unknown or shapes):
+        net.load_state_dict(state)
+        return
+    faults = []
+    if missing:
+        faults.append(f"{len(missing)} of its {len(wanted)} tensors are missing (such as {missing[0]})")
+    if unknown:
+        faults.append(f"{len(unknown)} are not its own (such as {unknown[0]})")
+    if shapes:
+        key = shapes[0]
+        found, expected = tuple(state[key].shape), tuple(wanted[key].shape)
+        faults.append(f"{len(shapes)} have another shape (such as {key}: {found}, not {expected})")
+    raise BadInput(f"{where} does not fit the architecture: {', '.join(faults)}")
+
+
+def _differing(state: State, wanted: Mapping[str, Tensor]) -> list[str]:
+    return [key for key in wanted if key in state and state[key].shape != wanted[key].shape]

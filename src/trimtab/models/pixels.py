@@ -1,0 +1,118 @@
+"""Mean and deviation live inside the model: a classifier that takes pixels in [0, 1].
+
+    Pixels(net, spec)(x) = net((x - mean) / std)
+
+So eps, sigma and every other size is in pixels, whoever trained the network. The wrapper carries the
+`InputSpec`, the class names and where the network came from; its state dict is the network's own under
+`net.`, and attributes it does not have are the network's (`model.layer4`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.types import BadInput, InputSpec
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How to make a network's architecture again, and what its weights are."""
+
+    source: str
+    """`net:`, `timm:`, `torchvision:` or `py:` and a name."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the constructor was given."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Where the weights come from; free for whoever trained them."""
+
+
+class Normalise(nn.Module):
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean.flatten().tolist()}, std={self.std.flatten().tolist()}"
+
+
+class Pixels(nn.Module):
+    """A network that takes pixels in [0, 1] and normalises them itself."""
+
+    net: nn.Module
+
+    def __init__(
+        self,
+        net: nn.Module,
+        spec: InputSpec,
+        classes: Sequence[str] | None = None,
+        origin: Origin | None = None,
+    ):
+        super().__init__()
+        self.normalise = Normalise(spec.mean, spec.std)
+        self.net = net
+        self.spec = spec
+        self.classes = None if classes is None else tuple(classes)
+        self.origin = origin
+        self.training = net.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, Tensor):  # a tracer's stand-in has no shape to check
+            _require_pixels(x, self.spec)
+        return self.net(self.normalise(x))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Special names are looked up by copy and pickle, and would answer for the network alone.
+            if name == "net" or name.startswith("__"):
+                raise
+            return getattr(self.net, name)
+
+
+def _require_pixels(x: Tensor, spec: InputSpec) -> None:
+    if not x.is_floating_point():
+        raise BadInput(f"the model takes pixels as floats in [0, 1], found {x.dtype}; divide by 255")
+    if x.dim() < 3 or x.shape[-3] != spec.channels:  # a wrong count would broadcast against the mean
+        raise BadInput(f"the model takes images with {spec.channels} channels, found shape {tuple(x.shape)}")
+
+
+def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
+    """The model in pixel space. One that already is stays as it is, or gets `spec` in place of its own.
+
+    Without a `spec`, what timm recorded about the network is taken; a network that carries no record is
+    taken to want pixels as they are.
+    """
+    if isinstance(model, Pixels):
+        if spec is None or spec == model.spec:
+            return model
+        return Pixels(model.net, spec, model.classes, model.origin)
+    return Pixels(model, spec or recorded_spec(model) or InputSpec(**_plain(model)))
+
+
+def recorded_spec(net: nn.Module) -> InputSpec | None:
+    """The InputSpec in timm's record of a network (`pretrained_cfg`), if it has one that fits."""
+    record = getattr(net, "pretrained_cfg", None)
+    if not isinstance(record, Mapping) or not {"mean", "std", "input_size"} <= record.keys():
+        return None
+    channels, *size = record["input_size"]
+    if channels != _plain(net)["channels"]:
+        return None
+    return InputSpec((size[0], size[1]), channels, tuple(record["mean"]), tuple(record["std"]))
+
+
+def _plain(net: nn.Module) -> dict[str, Any]:
+    convolutions = (m for m in net.modules() if isinstance(m, nn.Conv2d))
+    channels = next((conv.in_channels for conv in convolutions), 3)
+    return {"channels": channels, "mean": (0.0,) * channels, "std": (1.0,) * channels}

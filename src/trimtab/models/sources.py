@@ -1,0 +1,181 @@
+"""Where models come from: one line of text names any classifier.
+
+    net:NAME                   an untrained network of ours (see `networks`)
+    timm:NAME                  an architecture of timm; timm:NAME+pretrained fetches its weights
+    torchvision:NAME           of torchvision; +pretrained, or +IMAGENET1K_V2 for weights by name
+    py:MODULE:FUNCTION         what your function returns; py:path/to/file.py:FUNCTION as well
+    file:PATH                  a model that `save` wrote
+    file:PATH@ARCHITECTURE     a state dict (.pt, .pth, .safetensors) for one of the architectures above
+    zoo:NAME                   a trained network that comes with trimtab
+
+Arguments follow a comma: `net:resnet20,norm=gn,width=32`, `file:mine.pt@torchvision:resnet18,classes=10`.
+`classes` and, for any architecture, `norm` (every batch norm swapped for that kind) are understood
+everywhere; the rest is the constructor's.
+
+Nothing is downloaded unless the source says so with a plus, or `pretrained=True` does. No file can make
+code run: one that was saved from a `py:` function asks to be told that function again. Mean, deviation
+and size come from the saved model, or from what timm and torchvision record about their own weights; a
+network without a record takes pixels as they are, unless `input` says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trimtab import norm
+from trimtab.models import files
+from trimtab.models.architectures import MAKERS, architecture
+from trimtab.models.pixels import Pixels, wrap
+from trimtab.types import BadInput, InputSpec
+
+SCHEMES = ("zoo", "file", *MAKERS)
+ZOO = Path(__file__).parents[1] / "zoo"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the grammar, taken apart."""
+
+    scheme: str
+    name: str
+    weights: str | None = None
+    """What follows the plus."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Source | None = None
+    """What follows the at sign of a file."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}:{self.name}"
+
+
+def parse(text: str) -> Source:
+    """Take a source apart.
+
+    >>> parse("net:resnet20,norm=gn,width=32").arguments
+    {'norm': 'gn', 'width': 32}
+    >>> str(parse("file:a@b.pt@timm:resnet18").architecture)
+    'timm:resnet18'
+    """
+    scheme, _, rest = text.partition(":")
+    if scheme not in SCHEMES or not rest:
+        known = " ".join(f"{name}:" for name in SCHEMES)
+        raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as net:resnet20")
+    if scheme == "file":
+        path, *architectures = re.split(rf"@(?=(?:{'|'.join(SCHEMES)}):)", rest, maxsplit=1)
+        return Source(scheme, path, architecture=parse(architectures[0]) if architectures else None)
+    name, *options = rest.split(",")
+    name, _, weights = name.partition("+")
+    arguments = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.isidentifier():
+            raise BadInput(f"{option!r} in {text!r} is no argument; write key=value")
+        arguments[key] = _value(value)
+    return Source(scheme, name, weights or None, arguments)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def load(
+    source: str,
+    classes: int | Sequence[str] | None = None,
+    pretrained: bool = False,
+    input: InputSpec | None = None,
+    **arguments: Any,
+) -> Pixels:
+    """The classifier that `source` names (see the module's table), in pixel space.
+
+    `classes` is their number or their names: the shape of a network without weights, what is expected of
+    one with weights. `input` replaces the recorded InputSpec. Further arguments are the constructor's.
+    """
+    parsed = parse(source)
+    arguments = {**parsed.arguments, **arguments}
+    stated = arguments.pop("classes", None)
+    count = classes if classes is None or isinstance(classes, int) else len(classes)
+    weights = parsed.weights or ("pretrained" if pretrained else None)
+    if parsed.scheme in MAKERS:
+        model = architecture(parsed.scheme, parsed.name, count or stated, weights, arguments)
+    elif weights or arguments:
+        raise BadInput(f"{source!r} has its weights; an architecture and its arguments follow an @")
+    else:
+        path = Path(parsed.name) if parsed.scheme == "file" else _in_zoo(parsed.name)
+        model = _stored(path, parsed.architecture)
+    if parsed.scheme in ("zoo", "file", "py"):  # the others have as many classes as they were told to
+        _require_classes(source, _outputs(model.net), count or stated)
+    if classes is not None and not isinstance(classes, int):
+        model.classes = tuple(classes)
+    return wrap(model, input)
+
+
+def _stored(path: Path, stated: Source | None) -> Pixels:
+    """A network from a file: built as `stated`, or else as its own description says, and filled."""
+    state, described = files.read(path)
+    plan = stated or _described_architecture(path, described)
+    if plan.weights or plan.scheme not in MAKERS:
+        raise BadInput(f"behind the @ stands an architecture without weights, found {plan}")
+    arguments = dict(plan.arguments)
+    classes = arguments.pop("classes", None)
+
+    def built(classes: int | None) -> Pixels:
+        model = architecture(plan.scheme, plan.name, classes, None, arguments)
+        if described and described["branches"]:
+            norm.rebuild(model.net, described["branches"])
+        return model
+
+    model = built(classes)
+    state = files.without_prefix(state, model.net.state_dict())
+    found = files.classes_in(state, model.net.state_dict())
+    _require_classes(str(path), found, classes)
+    if found is not None and plan.scheme != "py":
+        model = built(found)
+    files.fill(model.net, state, str(path))
+
+    assert model.origin is not None
+    if described is None:
+        origin = replace(model.origin, provenance={"weights": f"file:{path}"})
+        return Pixels(model.net, model.spec, model.classes, origin)
+    origin = replace(model.origin, provenance=described["provenance"])
+    return Pixels(model.net, files.spec_in(described), described["classes"], origin)
+
+
+def _described_architecture(path: Path, described: dict[str, Any] | None) -> Source:
+    if described is None:
+        raise BadInput(f"{path} holds weights only; say for which network, as in file:{path}@net:resnet20")
+    source = described["source"]
+    if source is None or source.startswith("py:"):
+        was = source or "a network of your own"
+        raise BadInput(f"{path} was saved from {was}; say how to build it: file:{path}@py:module:function")
+    return replace(parse(source), arguments=described["arguments"])
+
+
+def _in_zoo(name: str) -> Path:
+    there = sorted(file.parent.name for file in ZOO.glob(f"*/{files.WEIGHTS}"))
+    if name not in there:
+        raise BadInput(f"the zoo has no {name!r}; it has {', '.join(there) or 'no networks yet'}")
+    return ZOO / name
+
+
+def _outputs(net: nn.Module) -> int | None:
+    """How many classes a network tells apart, by its last linear layer."""
+    linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
+    return linear[-1].out_features if linear else None
+
+
+def _require_classes(what: str, found: int | None, expected: int | None) -> None:
+    if None not in (found, expected) and found != expected:
+        raise BadInput(f"{what} is a network for {found} classes, not for {expected}")

@@ -1,0 +1,138 @@
+"""What the blocks of one network have in common: normalisation, activation, shortcuts.
+
+The papers vary exactly these, all else equal, so they are one value that every block is built from.
+
+Fixup (Zhang, Dauphin, Ma 2019) trains residual networks without normalisation. In a network with L
+residual branches of m convolutions each,
+  - the last convolution of every branch, and the classifier, start at zero;
+  - the other convolutions of a branch start at He's deviation times L^(-1/(2m-2));
+  - a scalar bias stands before every convolution, activation and the classifier, and one scalar
+    multiplier ends every branch.
+Ours gives a convolution on a shortcut a bias of its own, by the paper's rule; the authors' code shares
+that of the branch's first convolution.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.types import BadInput
+
+ACTIVATIONS = {"relu": nn.ReLU, "leaky": nn.LeakyReLU, "selu": nn.SELU}
+
+
+@dataclass(frozen=True)
+class Style:
+    norm: str = "bn"
+    """bn, gn, in, ln, none; fixup where the network is a ResNet."""
+    activation: str = "relu"
+    """relu, leaky (slope 0.01) or selu."""
+    shortcut: bool = True
+    """Whether residual blocks add what came in."""
+    fixup_allowed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise BadInput(f"{self.activation!r} is no activation; take one of {', '.join(ACTIVATIONS)}")
+        if self.fixup and not self.fixup_allowed:
+            raise BadInput("fixup is defined for ResNets; take one, or another norm for this network")
+        if not self.fixup:
+            norm.make(self.norm, 1)  # refuses what is no kind
+
+    @property
+    def fixup(self) -> bool:
+        return self.norm == "fixup"
+
+    def conv(self, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> nn.Module:
+        """A convolution that keeps the size (up to its stride). Norms carry the biases."""
+        conv = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2, bias=False)
+        return nn.Sequential(Bias(), conv) if self.fixup else conv
+
+    def normalise(self, channels: int, ends_branch: bool = False) -> nn.Module:
+        if self.fixup:
+            return nn.Sequential(Multiplier(), Bias()) if ends_branch else Bias()
+        return norm.make(self.norm, channels)
+
+    def activate(self) -> nn.Module:
+        # Not in place: what goes into an activation is also what a shortcut, a cut or a probe reads.
+        return ACTIVATIONS[self.activation]()
+
+    def classify(self, features: int, classes: int) -> nn.Module:
+        linear = nn.Linear(features, classes)
+        return nn.Sequential(Bias(), linear) if self.fixup else linear
+
+
+class Bias(nn.Module):
+    """Adds one learnt number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Multiplier(nn.Module):
+    """Multiplies by one learnt number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def stack(
+    blocks: Sequence[int], incoming: int, widths: Sequence[int], make: Callable[[int, int, int], nn.Module]
+) -> dict[str, nn.Module]:
+    """Residual stages by name. `make(incoming, outgoing, stride)` gives a block; all stages but the first
+    begin by halving the size."""
+    stages: dict[str, nn.Module] = {}
+    for number, (depth, outgoing) in enumerate(zip(blocks, widths, strict=True), start=1):
+        made = []
+        for index in range(depth):
+            made.append(make(incoming, outgoing, 2 if number > 1 and index == 0 else 1))
+            incoming = outgoing
+        stages[f"layer{number}"] = nn.Sequential(*made)
+    return stages
+
+
+def chain(**steps: nn.Module) -> nn.Sequential:
+    """Named steps, one after the other."""
+    return nn.Sequential(OrderedDict(steps))
+
+
+@torch.no_grad()
+def he_init(net: nn.Module) -> None:
+    """He's normal initialisation of all convolutions, by fan-out; linear layers keep torch's own."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+@torch.no_grad()
+def fixup_init(net: nn.Module, block: type[nn.Module]) -> None:
+    """Scale what `he_init` drew in a network whose residual branches live in modules of class `block`."""
+    branches = [
+        [m for name, m in one.named_modules() if isinstance(m, nn.Conv2d) and "downsample" not in name]
+        for one in net.modules()
+        if isinstance(one, block)
+    ]
+    for *early, last in branches:
+        for conv in early:
+            conv.weight.mul_(len(branches) ** (-1 / (2 * len(early))))  # len(early) = m - 1
+        last.weight.zero_()
+    for linear in net.modules():
+        if isinstance(linear, nn.Linear):
+            linear.weight.zero_()
+            linear.bias.zero_()
