@@ -1,0 +1,133 @@
+"""Digital: brightness, contrast, saturation, elastic map, coarse pixels, JPEG."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from trimtab.data.corruptions.filters import Chance, gaussian, sample
+
+
+def contrast(x: Tensor, chance: Chance, factor: float) -> Tensor:
+    """Each channel is drawn towards its mean."""
+    # Levels are whole numbers, so the sum in double precision is exact in every order.
+    mean = x.sum(dim=(2, 3), keepdim=True, dtype=torch.float64) / (x.shape[2] * x.shape[3])
+    return (x * factor).add_((mean * (1 - factor)).float())
+
+
+def brightness(x: Tensor, chance: Chance, amount: float) -> Tensor:
+    """The value of HSV is raised, hue and saturation stay: channels are scaled alike, black turns grey."""
+    value = x.amax(dim=1, keepdim=True)
+    raised = (value + 255 * amount).clamp_(max=255)
+    return torch.where(value > 0, x * (raised / value), raised)
+
+
+def saturate(x: Tensor, chance: Chance, factor: float, offset: float) -> Tensor:
+    """The saturation of HSV is scaled and shifted, hue and value stay; a one-channel image does not change.
+
+    The distances of the channels from their maximum are in proportion to the saturation; a grey pixel has hue
+    0 by convention and turns red when the saturation is shifted.
+    """
+    if x.shape[1] == 1:
+        return x
+    value = x.amax(dim=1, keepdim=True)
+    below = value - x
+    saturation = below.amax(dim=1, keepdim=True) / value.clamp(min=1)
+    wanted = (saturation * factor + offset).clamp_(max=1)
+    red = (value * offset) * torch.tensor([0.0, 1.0, 1.0], device=x.device).view(1, 3, 1, 1)
+    return value - torch.where(saturation > 0, below * (wanted / saturation), red)
+
+
+def elastic_transform(x: Tensor, chance: Chance, strength: float, smoothness: float, affine: float) -> Tensor:
+    """A random affine map, then a smooth random displacement; lengths are fractions of the short side."""
+    height, width = x.shape[-2:]
+    side = min(height, width)
+    ys, xs = torch.meshgrid(
+        torch.arange(height, device=x.device), torch.arange(width, device=x.device), indexing="ij"
+    )
+    if affine:
+        shifts = chance.uniform(3, 2).mul_(2 * affine * side).sub_(affine * side)
+        x = affine_map(x, shifts, ys, xs)
+    if strength:
+        fields = chance.uniform(2, height, width, draw=1).mul_(2).sub_(1)
+        fields = gaussian(fields, smoothness * side, truncate=3.0, border="reflect").mul_(strength * side)
+        x = sample(x, ys + fields[:, 1], xs + fields[:, 0])
+    return x
+
+
+def affine_map(x: Tensor, shifts: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+    """The affine map that moves three corners of the central square by `shifts`, (N, 3, 2) in (x, y)."""
+    height, width = x.shape[-2:]
+    reach = min(height, width) // 3
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]) * reach
+    corners = (corners + torch.tensor([width // 2, height // 2])).double()
+    ones = torch.ones(len(x), 3, 1, dtype=torch.float64)
+    moved = torch.cat((corners + shifts.cpu().double(), ones), dim=2)  # where the corners go, (N, 3, 3)
+    back = torch.linalg.solve(moved, corners.expand(len(x), 3, 2)).float().to(x.device)  # (N, 3, 2)
+    along_x, along_y, constant = back[..., None, None].unbind(1)  # (N, 2, 1, 1) each
+    read = along_x * xs + along_y * ys + constant  # (N, 2, H, W)
+    return sample(x, read[:, 1], read[:, 0], mirror_centres=True)
+
+
+def pixelate(x: Tensor, chance: Chance, factor: float) -> Tensor:
+    """Reduced by box averages, as Pillow takes them, and enlarged by repetition."""
+    height, width = x.shape[2:]
+    x = _box_means(x, int(height * factor)).transpose(2, 3).contiguous()  # rows are far quicker to pick
+    x = _repeated(_box_means(x, int(width * factor)), width).transpose(2, 3).contiguous()
+    return _repeated(x, height)
+
+
+def _repeated(x: Tensor, rows: int) -> Tensor:
+    """As many rows by repetition."""
+    centres = (torch.arange(rows, device=x.device) + 0.5) * (x.shape[2] / rows)
+    return x.index_select(2, centres.long())
+
+
+def _box_means(x: Tensor, rows: int) -> Tensor:
+    """As many rows by means over boxes of neighbouring ones, rounded to whole levels."""
+    members, weights = _boxes(x.shape[2], rows)
+    total = x.new_full((*x.shape[:2], rows, x.shape[3]), 0.5)
+    for member, weight in zip(members.to(x.device), weights.to(x.device), strict=True):
+        total.addcmul_(x.index_select(2, member), weight[:, None])
+    return total.floor_()
+
+
+@cache
+def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
+    """The pixels of each box (those whose centre is inside) and their weights, both (largest box, short)."""
+    reach = long / short / 2
+    away = (np.arange(long) + 0.5) - (np.arange(short)[:, None] + 0.5) * (long / short)  # (short, long)
+    member = (away > -reach) & (away <= reach)
+    first, count = member.argmax(1), member.sum(1)
+    place = np.arange(count.max())[:, None]
+    weights = np.where(place < count, 1 / count, 0.0)
+    return torch.from_numpy(np.minimum(first + place, long - 1)), torch.from_numpy(weights).float()
+
+
+def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
+    """Through Pillow's encoder and back, large images on as many threads as torch uses."""
+    images = x.cpu().numpy()
+    code = partial(_through_jpeg, quality=int(quality))
+    threads = torch.get_num_threads() if images[0].size >= 1 << 15 else 1
+    if threads == 1:  # also for small images: most of their time is Python's, which threads cannot share
+        coded = list(map(code, images))
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            coded = list(pool.map(code, images))
+    return torch.from_numpy(np.stack(coded)).to(x.device)
+
+
+def _through_jpeg(planes: np.ndarray, quality: int) -> np.ndarray:
+    channels, height, width = planes.shape
+    mode, layout = ("RGB", "RGB;L") if channels == 3 else ("L", "L")  # "RGB;L": a line of each plane in turn
+    lines = planes.astype(np.uint8).swapaxes(0, 1).copy()  # (H, C, W)
+    file = io.BytesIO()
+    Image.frombuffer(mode, (width, height), lines, "raw", layout, 0, 1).save(file, "JPEG", quality=quality)
+    coded = Image.open(file, formats=["JPEG"]).tobytes("raw", layout)
+    return np.frombuffer(coded, np.uint8).reshape(lines.shape).swapaxes(0, 1).astype(np.float32)

@@ -1,0 +1,115 @@
+"""Pictures of ice for the frost corruption: our own, grown from fern-shaped crystals, or the official ones.
+
+The published sets overlay photographs that may not be redistributed here. By default five procedural pictures
+stand in for them, with the brightness, tint and contrast of the five photographs that the published code
+draws from, so that the severities mean the same; a number on frost is then not comparable to the last digit.
+Given the folder of the official files (`frost1.png` ... `frost6.jpg`), those are used as published.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from trimtab import draws
+from trimtab.data.corruptions.filters import gaussian, sample
+from trimtab.types import BadInput
+
+SIDE = 512
+"""Side of a procedural picture in pixels."""
+
+# mean red, green, blue and the deviation of each of the five pictures, in levels
+TONES = (
+    (78, 149, 166, 18),
+    (201, 205, 214, 22),
+    (196, 203, 213, 24),
+    (138, 153, 165, 29),
+    (112, 123, 135, 43),
+)
+
+
+def pictures(folder: str | None, height: int, width: int, scale: float) -> list[Tensor]:
+    """Pictures of ice in levels, (3, h, w) each: scaled by `scale`, or by more where the image needs it."""
+    return [
+        _scaled(folder, i, max(scale, 1.1 * height / picture.shape[1], 1.1 * width / picture.shape[2]))
+        for i, picture in enumerate(_originals(folder))
+    ]
+
+
+@cache
+def _scaled(folder: str | None, index: int, factor: float) -> Tensor:
+    picture = _originals(folder)[index][None]
+    if factor < 1:
+        picture = F.interpolate(picture, scale_factor=factor, mode="bilinear")
+    else:
+        size = [math.ceil(side * factor) for side in picture.shape[2:]]
+        picture = F.interpolate(picture, size=size, mode="bicubic")
+    return picture[0].round().clamp(0, 255)
+
+
+def _originals(folder: str | None) -> tuple[Tensor, ...]:
+    return _grown() if folder is None else _photographs(folder)
+
+
+@cache
+def _photographs(folder: str) -> tuple[Tensor, ...]:
+    """The first five of the folder: the published code never draws the sixth."""
+    files = sorted(f for f in Path(folder).glob("frost*") if f.suffix in {".png", ".jpg"})[:5]
+    if not files:
+        raise BadInput(
+            f"no frost textures in {folder!r}; give the folder that holds frost1.png ... frost6.jpg, or None"
+        )
+    return tuple(
+        torch.from_numpy(np.array(Image.open(f).convert("RGB"))).permute(2, 0, 1).float() for f in files
+    )
+
+
+@cache
+def _grown() -> tuple[Tensor, ...]:
+    """One field of ice, turned and toned five times."""
+    ice = _grow(np.random.default_rng(draws.key(*b"ice")))
+    return tuple(
+        torch.stack([ice.rot90(turn) * tone[3] + mean for mean in tone[:3]]).clamp(0, 255)
+        for turn, tone in enumerate(TONES)
+    )
+
+
+def _grow(rng: np.random.Generator) -> Tensor:
+    """Leaves of ice over a mottled ground, bent a little; mean 0 and deviation 1."""
+
+    def smooth(sigma: float) -> Tensor:
+        field = gaussian(torch.from_numpy(rng.normal(size=(SIDE, SIDE))).float(), sigma, border="reflect")
+        return field / field.std()
+
+    ice = 0.4 * smooth(20.0).numpy()
+    for length in np.geomspace(110, 10, 500):  # small leaves grow over large ones
+        _lay_leaf(ice, rng, length)
+    ys, xs = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    bent = sample(
+        torch.from_numpy(ice + rng.normal(scale=0.15, size=ice.shape)).float()[None, None],
+        (ys + 3 * smooth(20.0) + 0.5 * smooth(2.0))[None],
+        (xs + 3 * smooth(20.0) + 0.5 * smooth(2.0))[None],
+    )[0, 0]
+    return (bent - bent.mean()) / bent.std()
+
+
+def _lay_leaf(ice: np.ndarray, rng: np.random.Generator, length: float) -> None:
+    """A crystal: barbs at 60 degrees on both sides of a spine that tapers to its tip, lit at random."""
+    angle, light, pitch, breadth = rng.uniform((0, -0.8, 3.5, 0.06), (2 * math.pi, 1.2, 6, 0.26))
+    reach = int(length) + 1
+    ys, xs = np.mgrid[-reach : reach + 1, -reach : reach + 1]
+    along = xs * math.cos(angle) + ys * math.sin(angle)
+    across = np.abs(ys * math.cos(angle) - xs * math.sin(angle))
+    edge = breadth * (length - along)  # half the leaf's breadth at this height
+    inside = ((edge - across) / 3).clip(0, 1) * ((along - across / 2) / 6).clip(0, 1)
+    barbs = 0.5 + 0.5 * np.cos(2 * math.pi * (along - across / math.sqrt(3)) / pitch)
+    leaf = light + 0.8 * barbs - 0.6 * across / edge.clip(1) + 1.2 * np.exp(-(across**2))
+    here = np.ix_((rng.integers(SIDE) + ys[:, 0]) % SIDE, (rng.integers(SIDE) + xs[0]) % SIDE)
+    ice[here] += 0.85 * inside * (leaf - ice[here])
