@@ -1,0 +1,136 @@
+"""Sets as files: one safetensors file per split, mapped into memory, placed whole or not at all.
+
+The file holds `images` (uint8 or float32, NHWC), `labels` and `ids`; its metadata hold name, classes, mean
+and deviation as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from trimtab.data.sets import ImageSet
+from trimtab.types import BadInput, InputSpec
+
+
+def default_root() -> Path:
+    """Where fetched sets lie: $TRIMTAB_DATA, or ~/.cache/trimtab."""
+    return Path(os.environ.get("TRIMTAB_DATA") or "~/.cache/trimtab").expanduser()
+
+
+def save(images: ImageSet, path: str | Path) -> None:
+    """Write a set as one file; `load("file:PATH")` reads it."""
+    tensors = {
+        "images": images.images.permute(0, 2, 3, 1).contiguous(),
+        "labels": images.labels.contiguous(),
+        "ids": images.ids.contiguous(),
+    }
+    about = {
+        "name": images.name,
+        "classes": images.classes,
+        "mean": images.spec.mean,
+        "std": images.spec.std,
+    }
+    with placed(Path(path)) as part:
+        save_file(tensors, part, metadata={key: json.dumps(value) for key, value in about.items()})
+
+
+def read(path: str | Path) -> ImageSet:
+    """Map a set that `save` wrote."""
+    path = existing(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            pixels, labels, ids = (file.get_tensor(key) for key in ("images", "labels", "ids"))
+        _, height, width, channels = pixels.shape
+        spec = InputSpec((height, width), channels, tuple(about["mean"]), tuple(about["std"]))
+        return ImageSet(pixels.permute(0, 3, 1, 2), labels, tuple(about["classes"]), about["name"], spec, ids)
+    except (SafetensorError, KeyError, ValueError) as problem:
+        if isinstance(problem, BadInput):
+            raise
+        raise BadInput(f"{path} is not an image set that trimtab wrote: it is {kind_of(path)}") from None
+
+
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to: synced and renamed if all goes well, else removed."""
+    part = path.with_name(f".{path.name}.tmp")
+    try:
+        with readable_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield part
+            with open(part, "rb+") as file:
+                os.fsync(file.fileno())
+            part.chmod(0o644)  # safetensors writes files for their owner only
+            os.replace(part, path)
+            _sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Say in one sentence why `path` cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        # safetensors wraps the operating system's error in its own
+        full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(
+            problem
+        )
+        why = "the disk is full; free some space and try again" if full else problem
+        raise BadInput(f"{path} could not be written: {why}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets folders be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def existing(path: str | Path) -> Path:
+    """The path of a file that is there."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise BadInput(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
+    return path
+
+
+def kind_of(path: Path) -> str:
+    """What a file is by its first bytes, in words for an error message."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        head = file.read(512)
+    text = head.lstrip().lower()
+    if not head:
+        return "an empty file"
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
+        return "a web page (HTML)"
+    for start, words in _HEADS.items():
+        if head.startswith(start):
+            return words
+    return f"{size} bytes of another kind, or cut short"
+
+
+_HEADS = {
+    b"\x80": "a Python pickle, which is never opened",
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89HDF": "an HDF5 file",
+}
