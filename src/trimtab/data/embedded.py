@@ -1,0 +1,60 @@
+"""The embedded sample: 10,000 Fashion-MNIST images, so that everything runs offline at once.
+
+800 training images of each of ten classes, evenly spaced through the original training set, and 200 test
+images of each from the original test set, in their original order, 28x28, grey. They lie in two PNG
+mosaics, 100 images to a row, that anyone can look at; the labels are the digits in each file's `labels`
+text. Fashion-MNIST is copyright 2017 Zalando SE, MIT licence: see sample/LICENSE.
+"""
+
+from __future__ import annotations
+
+import gzip
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, PngImagePlugin
+
+from trimtab.data.sets import ImageSet
+from trimtab.types import BadInput, InputSpec
+
+CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+SPEC = InputSpec((28, 28), 1, (0.28614,), (0.35293,))
+ROW = 100
+"""Images in a row of the mosaic."""
+PER_CLASS = {"train": 800, "test": 200}
+
+
+def sample(split: str = "test") -> ImageSet:
+    """One of the two splits."""
+    if split not in PER_CLASS:
+        raise BadInput(f"the sample has no split {split!r}; it has {' and '.join(PER_CLASS)}")
+    with as_file(files("trimtab.data") / "sample" / f"{split}.png") as path, Image.open(path) as mosaic:
+        labels = torch.tensor([int(digit) for digit in mosaic.text["labels"]])  # type: ignore[attr-defined]
+        pixels = np.array(mosaic)
+    images = pixels.reshape(-1, 28, ROW, 28).swapaxes(1, 2).reshape(-1, 1, 28, 28)
+    return ImageSet(torch.from_numpy(images), labels, CLASSES, "sample", SPEC)
+
+
+def make(source: Path, folder: Path) -> None:
+    """Write the two mosaics from Fashion-MNIST's files (Debian has them in dataset-fashion-mnist)."""
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        images = _idx(source / f"{prefix}-images-idx3-ubyte.gz", header=16).reshape(-1, 28, 28)
+        labels = _idx(source / f"{prefix}-labels-idx1-ubyte.gz", header=8)
+        keep = np.sort(np.concatenate([_spread(labels == c, PER_CLASS[split]) for c in range(len(CLASSES))]))
+        mosaic = images[keep].reshape(-1, ROW, 28, 28).swapaxes(1, 2).reshape(-1, ROW * 28)
+        text = PngImagePlugin.PngInfo()
+        text.add_text("labels", "".join(map(str, labels[keep])), zip=True)
+        Image.fromarray(mosaic).save(folder / f"{split}.png", pnginfo=text, optimize=True)
+
+
+def _spread(chosen: np.ndarray, count: int) -> np.ndarray:
+    """`count` of the chosen positions, evenly spaced, so that no stretch of the set is rich in a class."""
+    positions = np.flatnonzero(chosen)
+    return positions[np.arange(count) * len(positions) // count]
+
+
+def _idx(path: Path, header: int) -> np.ndarray:
+    with gzip.open(path) as file:
+        return np.frombuffer(file.read(), np.uint8, offset=header)
