@@ -1,0 +1,145 @@
+"""Anything with images and labels as a set: DataLoaders, datasets, arrays, names.
+
+A DataLoader over an indexable dataset stays lazy: its images are read in the dataset's order, whatever its
+sampler's order is, with its collation and its workers. So ids are the dataset's indices, batches can have any
+size, and nothing is shuffled, dropped or read twice. Pixels must be uint8, or float in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from trimtab.data.load import load
+from trimtab.data.sets import (
+    Batch,
+    Images,
+    Which,
+    as_float,
+    check_images,
+    content_digest,
+    from_arrays,
+    moments,
+    positions_of,
+    spans,
+)
+from trimtab.types import BadInput, InputSpec
+
+
+def as_set(source: Any, name: str | None = None) -> Images:
+    """A set passes as it is; a name is loaded; a DataLoader, a dataset, (images, labels) or any iterable of
+    (images, labels) batches is adapted."""
+    if isinstance(source, Images):
+        return source
+    if isinstance(source, str):
+        return load(source)
+    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+        source = DataLoader(source)
+    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
+        with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
+            drawn = source.sampler if source.batch_size else chain.from_iterable(source.batch_sampler or [])
+            ids = torch.tensor(sorted(set(drawn)))
+        return DataLoaderSet(source, ids, name or type(source.dataset).__name__)
+    if (
+        isinstance(source, tuple)
+        and len(source) == 2
+        and all(isinstance(a, Tensor | np.ndarray) for a in source)
+    ):
+        return from_arrays(torch.as_tensor(source[0]), torch.as_tensor(source[1]), name=name or "images")
+    if not isinstance(source, Iterable):
+        raise BadInput(
+            f"a {type(source).__name__} is no image set; give one, a DataLoader or (images, labels)"
+        )
+    batches = [_pair(batch) for batch in source]
+    if not batches:
+        raise BadInput("the loader gives no batches; it needs at least one image")
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return from_arrays(x, y, name=name or type(source).__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class DataLoaderSet(Images):
+    """The images of an indexable dataset, read when they are needed."""
+
+    loader: DataLoader
+    ids: Tensor
+    """Indices in the dataset."""
+    name: str
+
+    def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        dataset, collate = self.loader.dataset, self.loader.collate_fn
+        x, y = _pair(collate([dataset[i] for i in self.ids[positions].tolist()]))
+        check_images(x, self.name)
+        return x.permute(0, 2, 3, 1), y
+
+    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+        parts = spans(len(self), size, start)
+        chosen = Subset(self.loader.dataset, self.ids[start:].tolist())
+        workers, collate = self.loader.num_workers, self.loader.collate_fn
+        again = DataLoader(chosen, batch_size=size, num_workers=workers, collate_fn=collate)
+        for part, batch in zip(parts, again, strict=True):
+            x, y = _pair(batch)
+            check_images(x, self.name)
+            yield Batch(as_float(x.permute(0, 2, 3, 1)), y, self.ids[part])
+
+    def subset(self, which: Which) -> DataLoaderSet:
+        return replace(self, ids=self.ids[positions_of(which, len(self))])
+
+    @cached_property
+    def labels(self) -> Tensor:  # type: ignore[override]
+        return self._content[0]
+
+    @cached_property
+    def digest(self) -> str:
+        return self._content[1]
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        named = getattr(self.loader.dataset, "classes", None)
+        if isinstance(named, list | tuple) and all(isinstance(one, str) for one in named):
+            return tuple(named)
+        return tuple(str(c) for c in range(int(self.labels.max()) + 1))
+
+    @cached_property
+    def spec(self) -> InputSpec:  # type: ignore[override]
+        """Mean and deviation are those of at most a thousand images, evenly spaced."""
+        few = torch.linspace(0, len(self) - 1, min(len(self), 1000)).long()
+        parts = [self.raw(part)[0] for part in few.split(100)]
+        _, height, width, channels = parts[0].shape
+        return InputSpec((height, width), channels, *moments(parts))
+
+    @cached_property
+    def _content(self) -> tuple[Tensor, str]:
+        """Labels and digest, in one pass over all images."""
+        labels: list[Tensor] = []
+
+        def parts() -> Iterator[Tensor]:
+            for positions in spans(len(self), 256):
+                pixels, y = self.raw(positions)
+                labels.append(y)
+                yield pixels
+            yield torch.cat(labels)
+            yield self.ids
+
+        digest = content_digest((len(self), *self.raw(torch.tensor([0]))[0].shape[1:]), parts())
+        return torch.cat(labels), digest
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W), uint8 or float32, and int64 labels of a batch from someone's loader."""
+    if (
+        not isinstance(batch, tuple | list)
+        or len(batch) < 2
+        or not all(isinstance(b, Tensor) for b in batch[:2])
+    ):
+        raise BadInput("a loader must give batches of (images, labels) as tensors")
+    x, y = batch[0], batch[1]
+    return x if x.dtype == torch.uint8 else x.to(torch.float32), y.to(torch.int64)

@@ -1,0 +1,102 @@
+"""Sets in NumPy's files: anyone's `.npz`, and CIFAR-10-C and CIFAR-100-C as published.
+
+Nothing is unpickled: an array of Python objects is refused.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.data.files import existing, kind_of
+from trimtab.data.published import CIFAR10
+from trimtab.data.sets import ImageSet, from_arrays
+from trimtab.types import BadInput, InputSpec
+
+IMAGES, LABELS = ("images", "x", "data"), ("labels", "y", "targets")
+"""What the arrays may be called, alone or with the split: x, x_test, test_images."""
+
+CLEAN = {
+    "cifar10-c": (
+        InputSpec((32, 32), 3, (0.4914, 0.48216, 0.44653), (0.24703, 0.24349, 0.26159)),
+        CIFAR10,
+    ),
+    "cifar100-c": (
+        InputSpec((32, 32), 3, (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
+        tuple(map(str, range(100))),
+    ),
+}
+"""Normalisation and classes of the sets that were corrupted."""
+
+
+def npz(path: str | Path, split: str) -> ImageSet:
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), integer labels and, if it is there, `classes`."""
+    path = existing(path)
+    arrays = _load(path)
+    if not isinstance(arrays, np.lib.npyio.NpzFile):
+        raise BadInput(f"{path} holds a single array; an .npz file with images and labels is needed")
+    with arrays:
+        keys = {key.lower(): key for key in arrays.files}
+        chosen = [
+            next((keys[key] for key in _spellings(words, split) if key in keys), None)
+            for words in (IMAGES, LABELS)
+        ]
+        if None in chosen:
+            expected = f"images and labels, or x_{split} and y_{split}"
+            raise BadInput(f"{path} holds {', '.join(arrays.files) or 'nothing'}; expected {expected}")
+        images, labels = (_member(arrays, key, path) for key in chosen)
+        classes = _member(arrays, keys["classes"], path).astype(str).tolist() if "classes" in keys else None
+    return from_arrays(
+        _channels_first(images, path), torch.from_numpy(labels).reshape(-1), classes, path.stem
+    )
+
+
+def cifar_c(kind: str, folder: Path, corruption: str, severity: int) -> ImageSet:
+    """One severity of a published array, which holds five of them, 1 to 5, one after the other."""
+    path = existing(folder / f"{corruption}.npy")
+    pixels, labels = _load(path, map_it=True), _load(existing(folder / "labels.npy"))
+    if pixels.dtype != np.uint8 or pixels.shape != (50_000, 32, 32, 3) or labels.shape != (50_000,):
+        found = f"{pixels.dtype} {pixels.shape} with labels {labels.shape}"
+        raise BadInput(f"{path} is {found}; as published it is uint8 (50000, 32, 32, 3)")
+    block = slice((severity - 1) * 10_000, severity * 10_000)
+    spec, classes = CLEAN[kind]
+    images = torch.from_numpy(pixels[block]).permute(0, 3, 1, 2)
+    return ImageSet(
+        images, torch.from_numpy(labels[block]).long(), classes, f"{kind} {corruption} {severity}", spec
+    )
+
+
+def _spellings(words: tuple[str, ...], split: str) -> list[str]:
+    return [f"{split}_{word}" for word in words] + [f"{word}_{split}" for word in words] + list(words)
+
+
+def _load(path: Path, map_it: bool = False) -> Any:
+    try:
+        # "c": pages are read when touched and never written back
+        return np.load(path, mmap_mode="c" if map_it else None, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        raise BadInput(f"{path} cannot be read as a NumPy file: it is {kind_of(path)}") from None
+
+
+def _member(arrays: Any, key: str | None, path: Path) -> np.ndarray:
+    try:
+        return arrays[key]
+    except ValueError:
+        raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
+    except (OSError, EOFError, zipfile.BadZipFile):
+        raise BadInput(f"{path} is damaged or cut short: {key!r} cannot be read") from None
+
+
+def _channels_first(images: np.ndarray, path: Path) -> Tensor:
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[-1] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        raise BadInput(f"the images in {path} are {images.dtype}; they must be uint8, or float in [0, 1]")
+    return torch.from_numpy(images)

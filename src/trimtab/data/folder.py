@@ -1,0 +1,210 @@
+"""Image folders, one subfolder per class, decoded from disk as they are needed.
+
+Memory is bounded by the batches in flight, so ImageNet streams. The shorter side is resized and the centre
+cut out as torchvision's `Resize` and `CenterCrop` do (the usual evaluation of ImageNet: 256, then 224);
+without a size all images must have the same size and mode, and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from trimtab.data.files import kind_of
+from trimtab.data.sets import Batch, Images, ImageSet, Which, moments, positions_of, spans
+from trimtab.types import BadInput, InputSpec
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+WORKERS = min(32, 2 * (os.cpu_count() or 1))
+MODES = {"L": 1, "RGB": 3}
+"""What pixels may be, and their channels."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class FolderSet(Images):
+    """Images that stay on disk."""
+
+    root: Path
+    files: tuple[str, ...]
+    """Paths below the root."""
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+    spec: InputSpec
+    ids: Tensor
+    resize: int | None = None
+    """Length the shorter side is brought to before the centre is cut out; None leaves it."""
+
+    def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            pixels = list(pool.map(self._decode, positions.tolist()))
+        return torch.from_numpy(np.stack(pixels)), self.labels.index_select(0, positions)
+
+    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+        return ahead(partial(self.take, positions) for positions in spans(len(self), size, start))
+
+    def subset(self, which: Which) -> FolderSet:
+        keep = positions_of(which, len(self))
+        files = tuple(self.files[i] for i in keep.tolist())
+        return replace(self, files=files, labels=self.labels[keep], ids=self.ids[keep])
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the files' names and sizes: reading all pixels of ImageNet takes longer than many uses of it."""
+        content = hashlib.sha256(f"{self.spec.size} {self.spec.channels} {self.resize}".encode())
+        for file in self.files:
+            content.update(f"\n{file} {(self.root / file).stat().st_size}".encode())
+        for part in (self.labels, self.ids):
+            content.update(part.contiguous().numpy().data)
+        return content.hexdigest()
+
+    def in_memory(self) -> ImageSet:
+        """All images, decoded."""
+        pixels, labels = self.raw(torch.arange(len(self)))
+        return ImageSet(pixels.permute(0, 3, 1, 2), labels, self.classes, self.name, self.spec, self.ids)
+
+    def _decode(self, position: int) -> np.ndarray:
+        mode = "L" if self.spec.channels == 1 else "RGB"
+        return _decode(self.root / self.files[position], mode, self.spec.size, self.resize)
+
+
+def open_folder(
+    root: Path,
+    name: str,
+    classes: Sequence[str] | None = None,
+    size: int | None = None,
+    resize: int | None = None,
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+) -> FolderSet:
+    """The images below `root` (class/.../image); labels count in `classes`, or in the sorted class folders.
+
+    With a `size` they become RGB of that size, else they must agree in size and mode. Mean and deviation are
+    those of at most a thousand of the images, evenly spaced, unless given.
+    """
+    files, folders = list_images(root)
+    classes = tuple(classes or sorted(set(folders)))
+    if unknown := sorted(set(folders) - set(classes)):
+        raise BadInput(
+            f"{root} has class folders that do not fit: {unknown[0]!r} is none of {len(classes)} classes"
+        )
+    index = {one: number for number, one in enumerate(classes)}
+    labels = torch.tensor([index[folder] for folder in folders])
+    if size is None:
+        (width, height), mode = common_form(root, files)
+        spec = _blank((height, width), MODES[mode])
+    else:
+        spec = _blank((size, size), 3)
+    images = FolderSet(root, tuple(files), labels, classes, name, spec, torch.arange(len(files)), resize)
+    if normalisation is None:
+        few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()
+        normalisation = moments(images.raw(part)[0] for part in few.split(100))
+    return replace(images, spec=replace(spec, mean=normalisation[0], std=normalisation[1]))
+
+
+def list_images(root: Path) -> tuple[list[str], list[str]]:
+    """The image files below each class folder, sorted, and the class folder of each."""
+    if not root.is_dir():
+        raise BadInput(f"{root} is not a folder")
+    files: list[str] = []
+    folders: list[str] = []
+    for folder in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != "."):
+        found = sorted(
+            os.path.relpath(os.path.join(where, file), root)
+            for where, _, inside in os.walk(root / folder, followlinks=True)
+            for file in inside
+            if file.lower().endswith(SUFFIXES) and file[0] != "."
+        )
+        if not found:
+            raise BadInput(f"the class folder {root / folder} holds no images; fill it or remove it")
+        files += found
+        folders += [folder] * len(found)
+    if not files:
+        raise BadInput(
+            f"{root} holds no class folders with images; put the images of each class in a subfolder"
+        )
+    return files, folders
+
+
+def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]:
+    """The (width, height) and mode that all files share, by their headers."""
+
+    def form(file: str) -> tuple[tuple[int, int], str]:
+        with _opened(root / file) as image:
+            return image.size, image.mode
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        forms = list(pool.map(form, files))
+    for file, found in zip(files, forms, strict=True):
+        if found != forms[0]:
+            raise BadInput(
+                f"the images in {root} are of mixed size or mode: {files[0]} is {_say(forms[0])}, {file} is "
+                f"{_say(found)}; write folder:PATH@SIZE to bring all to RGB of one size"
+            )
+    if forms[0][1] not in MODES:
+        raise BadInput(
+            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, write "
+            "folder:PATH@SIZE to bring all to RGB of one size"
+        )
+    return forms[0]
+
+
+def ahead(calls: Iterable[Callable[[], T]], depth: int = 2) -> Iterator[T]:
+    """What the calls return, in order; the next ones run meanwhile in a thread, at most `depth` of them."""
+    pool = ThreadPoolExecutor(1)
+    waiting: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _decode(path: Path, mode: str, size: tuple[int, int], resize: int | None) -> np.ndarray:
+    """(H, W, C) uint8."""
+    with _opened(path) as image:
+        try:
+            image = image.convert(mode)
+        except (OSError, ValueError, SyntaxError):
+            raise BadInput(f"{path} is damaged or cut short: it cannot be decoded") from None
+    if resize is not None:
+        short = min(image.size)
+        image = image.resize([int(resize * side / short) for side in image.size], Image.Resampling.BILINEAR)
+    height, width = size
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    if left < 0 or top < 0 or (resize is None and (left or top)):
+        raise BadInput(f"{path} is {image.width}x{image.height}, expected {width}x{height}")
+    pixels = np.array(image.crop((left, top, left + width, top + height)))
+    return pixels.reshape(height, width, MODES[mode])
+
+
+def _opened(path: Path) -> Image.Image:
+    try:
+        return Image.open(path)
+    except (OSError, ValueError, SyntaxError):
+        raise BadInput(f"{path} is not a readable image: it is {kind_of(path)}") from None
+
+
+def _blank(size: tuple[int, int], channels: int) -> InputSpec:
+    return InputSpec(size, channels, (0.0,) * channels, (1.0,) * channels)
+
+
+def _say(form: tuple[tuple[int, int], str]) -> str:
+    return f"{form[0][0]}x{form[0][1]} {form[1]}"

@@ -1,0 +1,138 @@
+"""Sets by name: the grammar that recipes and the command line share.
+
+    sample                                  the embedded sample
+    two-cue                                 the synthetic set; two-cue:robust, two-cue:faint: one cue alone
+    cifar10, cifar100, svhn, tiny-imagenet  published sets that were fetched
+    folder:PATH                             an image folder, one subfolder per class
+    imagenet:PATH                           ImageNet or a variant: class folders by WordNet id, or 0 to 999
+    npz:PATH                                arrays in a NumPy archive
+    cifar10-c:PATH/CORRUPTION/SEVERITY      published corrupted sets, also cifar100-c
+    imagenet-c:PATH/CORRUPTION/SEVERITY
+    file:PATH                               a set that `data.save` wrote
+
+A folder is split by its subfolders train and test (or val); one without them is the same for every split.
+`folder:PATH@SIZE` and `imagenet:PATH@SIZE` resize the images and cut out their centre.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from trimtab.data.arrays import CLEAN, cifar_c, npz
+from trimtab.data.embedded import sample
+from trimtab.data.fetch import PUBLISHED, fetched
+from trimtab.data.files import read
+from trimtab.data.folder import FolderSet, list_images, open_folder
+from trimtab.data.sets import Images
+from trimtab.data.two_cue import TwoCue
+from trimtab.types import BadInput
+
+TRAIN, TEST = ("train", "training"), ("test", "val", "validation")
+"""What a split's folder may be called."""
+IN_MEMORY = 2**30
+"""An image folder of no more bytes than this, decoded, is held in memory."""
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+NAMES = (
+    *("sample", "two-cue", *PUBLISHED),
+    *("folder:PATH", "imagenet:PATH", "npz:PATH", "file:PATH"),
+    *(f"{kind}:PATH/CORRUPTION/SEVERITY" for kind in (*CLEAN, "imagenet-c")),
+)
+
+
+def load(name: str, split: str = "test", root: str | Path | None = None) -> Images:
+    """The set that a name means; `root` is where fetched sets lie."""
+    kind, colon, rest = name.partition(":")
+    match kind:
+        case "sample" if not colon:
+            return sample(split)
+        case "two-cue":
+            return _two_cue(rest)(split).images
+        case _ if kind in PUBLISHED and not colon:
+            return fetched(kind, split, root)
+        case "folder" if rest:
+            return _folder(*_sized(rest), split)
+        case "imagenet" if rest:
+            return _imagenet(*_sized(rest), split)
+        case "imagenet-c" if rest:
+            return _imagenet_c(*_corrupted(rest))
+        case _ if kind in CLEAN and rest:
+            return cifar_c(kind, *_corrupted(rest))
+        case "npz" if rest:
+            return npz(rest, split)
+        case "file" if rest:
+            return read(rest)
+    raise BadInput(f"no data set is called {name!r}; there are {', '.join(NAMES)}")
+
+
+def _two_cue(cue: str) -> TwoCue:
+    made = {"": TwoCue(), "robust": TwoCue(faint="nothing"), "faint": TwoCue(robust="nothing")}
+    if cue not in made:
+        raise BadInput(f"the two-cue set has no variant {cue!r}; there are two-cue:robust and two-cue:faint")
+    return made[cue]
+
+
+def _folder(path: Path, size: int | None, split: str) -> Images:
+    root = _split_of(path, split, TEST)
+    # Where there are training images, theirs are the classes, even if the test images show only some of them.
+    train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
+    classes = None if train == root else sorted(set(list_images(train)[1]))
+    images = open_folder(root, path.name, classes, size, resize=size)
+    bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
+    return images.in_memory() if bytes_needed <= IN_MEMORY else images
+
+
+def _imagenet(path: Path, size: int | None, split: str) -> FolderSet:
+    root = _split_of(
+        path, split, ("val", "validation", "test")
+    )  # the images in its test folder have no labels
+    wnids = _wnids()
+    folders = tuple(map(str, range(1000))) if (root / "0").is_dir() else wnids  # ImageNet-V2 numbers them
+    size = size or 224
+    images = open_folder(root, path.name, folders, size, round(size * 256 / 224), IMAGENET)
+    return replace(images, classes=wnids)
+
+
+def _imagenet_c(folder: Path, corruption: str, severity: int) -> FolderSet:
+    # unpacked as it is published, in groups (noise, blur, ...), or without them; 224x224, taken as it is
+    places = [folder / corruption / str(severity), *sorted(folder.glob(f"*/{corruption}/{severity}"))]
+    root = next((place for place in places if place.is_dir()), places[0])
+    return open_folder(root, f"imagenet-c {corruption} {severity}", _wnids(), 224, None, IMAGENET)
+
+
+def _split_of(path: Path, split: str, test: tuple[str, ...]) -> Path:
+    """The folder of a split, or the folder itself if it is not split."""
+    spelled = {"train": TRAIN, "test": test}.get(split, (split,))
+    found = [path / name for name in (*TRAIN, *TEST, split) if (path / name).is_dir()]
+    wanted = [path / name for name in spelled if (path / name).is_dir()]
+    if found and not wanted:
+        there = ", ".join(place.name for place in found)
+        raise BadInput(
+            f"{path} has no folder for the split {split!r}, only {there}; add {' or '.join(spelled)}"
+        )
+    return wanted[0] if wanted else path
+
+
+def _sized(rest: str) -> tuple[Path, int | None]:
+    """PATH or PATH@SIZE."""
+    sized = re.fullmatch(r"(.+)@(\d+)", rest)
+    if sized and not Path(rest).expanduser().exists():
+        return Path(sized[1]).expanduser(), int(sized[2])
+    return Path(rest).expanduser(), None
+
+
+def _corrupted(rest: str) -> tuple[Path, str, int]:
+    """PATH/CORRUPTION/SEVERITY."""
+    path = Path(rest).expanduser()
+    if path.name not in ("1", "2", "3", "4", "5"):
+        raise BadInput(f"{rest!r} must end in a corruption and its severity, like PATH/gaussian_noise/3")
+    return path.parent.parent, path.parent.name, int(path.name)
+
+
+def _wnids() -> tuple[str, ...]:
+    """The WordNet ids of ImageNet's 1000 classes, in the order that every model counts them in."""
+    return tuple((files("trimtab.data") / "imagenet.txt").read_text().split())
