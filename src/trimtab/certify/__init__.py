@@ -1,0 +1,17 @@
+"""Certified l2 radii by randomised smoothing.
+
+bounds          exact confidence bounds, radii, when to give up
+independence    refuses models whose output depends on the batch
+sampling        noise per image, classified fast
+smoothing       predict, certify
+accuracy        certified accuracy over radii, for one sigma and for several
+"""
+
+from trimtab.certify.accuracy import Curve, certified_accuracy, envelope, fixed_sigma_per_radius
+from trimtab.certify.bounds import max_radius
+from trimtab.certify.smoothing import ABSTAIN, VERSION, Certificates, certify, join, predict
+
+__all__ = [
+    "ABSTAIN", "VERSION", "Certificates", "Curve", "certified_accuracy", "certify", "envelope",
+    "fixed_sigma_per_radius", "join", "max_radius", "predict",
+]  # fmt: skip

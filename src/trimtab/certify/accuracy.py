@@ -1,0 +1,136 @@
+"""Certified accuracy over radii, for one noise level and for several.
+
+    accuracy(r) = share of images whose certified class is right and whose radius is at least r
+
+An abstention counts as wrong. Small sigma certifies many images to small radii, large sigma few images to
+large ones, and a network with adapted statistics can be certified at any (Nandy et al., appendix D). Two
+ways to combine several sigmas:
+
+`envelope`                 the paper's: per image the sigma with the largest radius. Which sigma that is may
+                           change at x + d, so this is no certificate of any one classifier; and k sigmas
+                           are k chances to be wrong. It is labelled so.
+`fixed_sigma_per_radius`   the certified counterpart: for each radius the sigma that did best on held-out
+                           images. Each column is the certified accuracy of one classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.certify.smoothing import ABSTAIN, Certificates
+from trimtab.types import BadInput, number, pretty
+
+ENVELOPE = "the paper's envelope, not a certificate of one classifier"
+
+Radii = Sequence[float | str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Certified accuracy at radii: a row of the paper's table 6."""
+
+    label: str
+    radii: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    """Share of images, per radius."""
+    sigmas: tuple[float, ...] | None
+    """The classifier's sigma, per radius; None if it differs from image to image, which certifies nothing."""
+    images: int
+
+    @property
+    def certified(self) -> bool:
+        return self.sigmas is not None
+
+    def __str__(self) -> str:
+        rows = [("radius", map(pretty, self.radii)), ("certified", (f"{100 * a:.1f}" for a in self.accuracy))]
+        if self.sigmas is None:
+            rows[1] = ("envelope", rows[1][1])
+        else:
+            rows.append(("sigma", map(pretty, self.sigmas)))
+        return "\n".join(
+            [self.label, *(f"{name:<9}" + "".join(f"{v:>7}" for v in row) for name, row in rows)]
+        )
+
+
+def certified_accuracy(certificates: Certificates, y: Tensor, radii: Radii) -> Curve:
+    """The share of images that are right, and certainly so, within each radius."""
+    at = _radii(radii)
+    right = _right(certificates, y)
+    accuracy = tuple(_share(right, certificates.radii, r) for r in at)
+    return Curve(str(certificates), at, accuracy, (certificates.sigma,) * len(at), len(certificates))
+
+
+def envelope(several: Sequence[Certificates], y: Tensor, radii: Radii) -> Curve:
+    """The best of several sigmas for each image: the paper's figure 3, no certificate of one classifier."""
+    _require_same_images(several)
+    at = _radii(radii)
+    largest, best = torch.stack([c.radii for c in several]).max(dim=0)
+    right = torch.stack([_right(c, y) for c in several]).gather(0, best[None])[0]
+    label = f"{ENVELOPE} (sigma {', '.join(pretty(c.sigma) for c in several)})"
+    return Curve(label, at, tuple(_share(right, largest, r) for r in at), None, len(y))
+
+
+def fixed_sigma_per_radius(
+    held_out: Sequence[Certificates],
+    held_out_y: Tensor,
+    test: Sequence[Certificates],
+    test_y: Tensor,
+    radii: Radii,
+) -> Curve:
+    """For each radius the sigma that certifies most held-out images (the larger one of two as good).
+
+    The choice must not know the noise that it is tested with: held-out and test certificates have to differ
+    in seed or in ids.
+    """
+    _require_same_images(held_out)
+    _require_same_images(test)
+    by_sigma = {c.sigma: c for c in test}
+    if len(by_sigma) != len(test) or set(by_sigma) != {c.sigma for c in held_out}:
+        raise BadInput(
+            "held-out and test certificates must be of the same sigmas, each once; found "
+            f"{[c.sigma for c in held_out]} and {[c.sigma for c in test]}"
+        )
+    if held_out[0].seed == test[0].seed and bool(torch.isin(held_out[0].ids, test[0].ids).any()):
+        raise BadInput(
+            "held-out and test certificates share seed and ids, and thus noise; certify the held-out images "
+            "with another seed"
+        )
+    at = _radii(radii)
+    right = {c.sigma: _right(c, held_out_y) for c in held_out}
+    sigmas = tuple(max((_share(right[c.sigma], c.radii, r), c.sigma) for c in held_out)[1] for r in at)
+    accuracy = tuple(
+        _share(_right(by_sigma[sigma], test_y), by_sigma[sigma].radii, r)
+        for sigma, r in zip(sigmas, at, strict=True)
+    )
+    label = f"sigma fixed per radius on {len(held_out_y)} held-out images, certified on {len(test_y)} others"
+    return Curve(label, at, accuracy, sigmas, len(test_y))
+
+
+def _share(right: Tensor, radii: Tensor, r: float) -> float:
+    return float((right & (radii >= r)).double().mean())
+
+
+def _right(certificates: Certificates, y: Tensor) -> Tensor:
+    if len(y) != len(certificates):
+        raise BadInput(
+            f"{len(certificates)} certificates came with {len(y)} labels; give one label per image"
+        )
+    return (certificates.classes == y.cpu()) & (certificates.classes != ABSTAIN)
+
+
+def _radii(radii: Radii) -> tuple[float, ...]:
+    found = tuple(number(r) for r in radii)
+    if not found or min(found) < 0:
+        raise BadInput(f"radii must be given and not be negative, found {list(radii)}")
+    return found
+
+
+def _require_same_images(several: Sequence[Certificates]) -> None:
+    if not several:
+        raise BadInput("there are no certificates; give one set per sigma")
+    if any(not torch.equal(c.ids, several[0].ids) for c in several):
+        raise BadInput("certificates of several sigmas must be of the same images in the same order")

@@ -1,0 +1,73 @@
+"""The statistics of a certificate: how sure a count makes us of a probability, and what radius that buys.
+
+A class that won k of n independent draws has, with confidence 1 - alpha, at least the probability
+
+    p_lower(k, n) = the alpha-quantile of Beta(k, n - k + 1)             (Clopper-Pearson, exact, one-sided)
+
+and if p_lower > 1/2 the smoothed classifier cannot change within  R = sigma Phi^-1(p_lower).
+All functions take and give arrays.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
+
+from trimtab.types import BadInput
+
+Floats = NDArray[np.float64]
+
+
+def p_lower(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """The exact lower confidence bound (one-sided, level 1 - alpha) of a probability with k hits in n."""
+    k, n = np.asarray(k), np.asarray(n)
+    # Beta(0, .) is no distribution; without a hit the bound is 0.
+    return np.where(k > 0, special.betaincinv(np.maximum(k, 1), n - k + 1, alpha), 0.0)
+
+
+def radius(p: ArrayLike, sigma: float) -> Floats:
+    """The l2 radius that a probability of at least p certifies; 0 up to one half."""
+    return sigma * special.ndtri(np.maximum(p, 0.5))
+
+
+def max_radius(sigma: float, n: int, alpha: float) -> float:
+    """The radius if all n draws agree: no image can be certified beyond it."""
+    return float(radius(alpha ** (1 / n), sigma))
+
+
+def needed(n: int, alpha: float) -> int:
+    """The smallest count whose lower bound exceeds one half: P(Bin(n, 1/2) >= k) < alpha."""
+    if 0.5**n >= alpha:
+        raise BadInput(
+            f"{n} draws can never certify at alpha {alpha:g}, not even if all agree; "
+            f"draw at least {math.floor(-math.log2(alpha)) + 1}"
+        )
+    return int(stats.binom.isf(alpha, n, 0.5)) + 1
+
+
+def hopeless(n: int, alpha: float, checks: ArrayLike, chance: float) -> NDArray[np.int64]:
+    """For each number of draws in `checks`: the count up to which one may give up and abstain.
+
+    Draws come in no particular order, so of n draws with K hits the first m hold a hypergeometric number
+    of them, whatever the probabilities behind. An image that n draws would certify has K >= needed, and
+    loses its certificate by giving up with at most `chance`, all checks together. With chance 0 one gives
+    up only when even hits in all remaining draws would not be enough.
+    """
+    m = np.atleast_1d(np.asarray(checks))
+    k = needed(n, alpha)
+    out_of_reach = np.maximum(m - (n - k), 0) - 1
+    improbable = stats.hypergeom.ppf(chance / len(m), n, k, m) - 1
+    return np.maximum(out_of_reach, improbable).astype(np.int64)
+
+
+def winner(counts: NDArray[np.int64], alpha: float) -> NDArray[np.int64]:
+    """The most frequent class of each row (images x classes), or -1 where it is not significantly so.
+
+    The two highest counts are compared by the exact two-sided binomial test against one half.
+    """
+    second, first = np.sort(counts, axis=1)[:, -2:].T
+    p_value = 2 * stats.binom.sf(first - 1, first + second, 0.5)
+    return np.where(p_value <= alpha, counts.argmax(axis=1), -1)

@@ -1,0 +1,153 @@
+"""Classify many noisy copies of many images, fast, with noise that belongs to the image and not to the batch.
+
+**Noise.** The draws of an image come in blocks of `BLOCK`; a block is filled by a generator of its own,
+seeded by (seed, id, number of the block). So a draw is the same whatever the batch size, the order of
+the images and the number of threads, and any part of a run can be repeated alone. All draws of an image
+are independent: its blocks have distinct seeds by construction (torch's generator keeps 32 bits of a
+seed; mixing the block's number into a hash would let two blocks of an image collide now and then).
+Sharing noise *between* images would be sound for each certificate and cheaper, but would make their
+errors fall together; antithetic or otherwise balanced draws would break the binomial law. Neither is done.
+
+**Speed.** Noise is filled into contiguous rows of (height, width, channel), which seen as (channel,
+height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Drawing
+keeps one core busy, so two threads take turns: one draws its next batch while the other's network
+computes. Each has a network of its own (folded, channels-last), so that a forward pass may keep state on
+its modules. Blocks of several images share a batch; class counts leave the device once per round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from queue import SimpleQueue
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trimtab import draws
+from trimtab.attacks.base import check_images
+from trimtab.attacks.guard import fast, guard
+from trimtab.certify.independence import require_independent
+from trimtab.types import BadInput
+
+BLOCK = 50
+"""Draws that share a generator."""
+THREADS = 2
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is being done, how many draws are done (or spared), and how many there are."""
+Piece: TypeAlias = tuple[int, int, int]
+"""An image (its position in the call), the number of a block, and how many draws of it are wanted."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Noisy copies of `images` and what the network says to them."""
+
+    images: Tensor
+    """(N, H, W, C): channels at the end, whatever lies between."""
+    ids: Sequence[int]
+    sigma: float
+    seed: int
+    classes: int
+    batch_size: int
+    networks: SimpleQueue[nn.Module]
+    pool: ThreadPoolExecutor
+    advance: Callable[[int], None]
+    """Called with the number of draws done since the last call."""
+
+    def count(self, which: NDArray[np.int64], first_block: int, n: int) -> NDArray[np.int64]:
+        """How often each class won n draws, from a block on, of each image: (len(which), classes)."""
+        won = []
+        for classes in self.pool.map(self._classify, self._batches(which, first_block, n)):
+            won.append(classes)
+            self.advance(len(classes))
+        owners = torch.arange(len(which)).repeat_interleave(n)
+        cells = owners * self.classes + torch.cat(won).cpu()
+        return cells.bincount(minlength=len(which) * self.classes).view(-1, self.classes).numpy()
+
+    def _batches(self, which: NDArray[np.int64], first_block: int, n: int) -> Iterator[list[Piece]]:
+        pieces = (
+            (image, first_block + done // BLOCK, min(BLOCK, n - done))
+            for image in which.tolist()
+            for done in range(0, n, BLOCK)
+        )
+        while batch := list(islice(pieces, max(1, self.batch_size // BLOCK))):
+            yield batch
+
+    @torch.no_grad()
+    def _classify(self, batch: list[Piece]) -> Tensor:
+        rows = torch.cat([self._noisy(*piece) for piece in batch]).movedim(-1, 1)  # (n, C, H, W)
+        network = self.networks.get()
+        try:
+            return torch.cat([_winners(network, part) for part in rows.split(self.batch_size)])
+        finally:
+            self.networks.put(network)
+
+    def _noisy(self, image: int, block: int, n: int) -> Tensor:
+        clean = self.images[image]
+        noise = gaussian((BLOCK, *clean.shape), self.sigma, self.seed, self.ids[image], block, clean.dtype)
+        return noise[:n].to(clean.device) + clean
+
+
+def gaussian(
+    shape: Sequence[int], sigma: float, seed: int, id: int, block: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """One block of an image's noise. Blocks may be numbered below zero."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    source = torch.Generator().manual_seed((draws.key(seed, id) + block) % 2**32)
+    return torch.empty(*shape, dtype=wide).normal_(0, sigma, generator=source).to(dtype)
+
+
+def _winners(network: nn.Module, rows: Tensor) -> Tensor:
+    # For a single row BLAS takes another kernel, which rounds differently; it is never given one.
+    alone = len(rows) == 1
+    return network(torch.cat([rows, rows]) if alone else rows).argmax(1)[: len(rows)]
+
+
+@contextmanager
+def sampler(
+    model: nn.Module,
+    x: Tensor,
+    ids: Sequence[int],
+    sigma: float,
+    seed: int,
+    batch_size: int,
+    progress: Progress | None,
+    total: int,
+) -> Iterator[Sampler]:
+    """A sampler that will take `total` draws of the images x (N, C, H, W); the model is left as it was."""
+    check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels play no part here
+    if len(x) == 0:
+        raise BadInput("there are no images to certify")
+    with guard(model, source=None), ThreadPoolExecutor(THREADS) as pool:
+        probe = x[torch.arange(4) % len(x)]
+        probe = probe + sigma * torch.randn(probe.shape, generator=torch.Generator().manual_seed(0)).to(probe)
+        classes = require_independent(model, probe)
+        networks: SimpleQueue[nn.Module] = SimpleQueue()
+        for _ in range(THREADS):
+            networks.put(fast(model, probe))
+        images = x.detach().movedim(1, -1).contiguous()
+        advance = _counter(progress, total)
+        try:
+            yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def advance(draws: int) -> None:
+        nonlocal done
+        done += draws
+        if progress is not None:
+            progress("drawing", done, total)
+
+    return advance

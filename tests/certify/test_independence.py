@@ -1,0 +1,122 @@
+"""Only a fixed function of one image can be certified; everything else is refused, whatever its disguise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trimtab import certify, norm
+from trimtab.types import BadInput
+
+FREEZE = r"adapt\.frozen"
+
+
+def network(normalise: nn.Module) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), normalise, nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+        )  # fmt: skip
+
+
+def images(n: int = 5) -> Tensor:
+    return torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+class BatchStatistics(nn.Module):
+    """Normalises with the batch, to the share rho, in every mode."""
+
+    def __init__(self, rho: float):
+        super().__init__()
+        self.rho = rho
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+        return (x - self.rho * mean) / (1 - self.rho + self.rho * std)
+
+
+class Stream(nn.Module):
+    """Adapts to everything it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, 4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.mean((0, 2, 3), keepdim=True), alpha=0.1)
+        return x - self.mean
+
+
+class BatchCount(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / len(x)
+
+
+class Jitter(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("layer", [BatchStatistics(1.0), BatchStatistics(0.01), BatchCount()])
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_model_that_looks_at_its_batch_is_refused(layer: nn.Module, n: int) -> None:
+    with pytest.raises(BadInput, match=f"depends on the other images of its batch.*{FREEZE}"):
+        certify.certify(network(layer), images(n), n=100)
+    with pytest.raises(BadInput, match=FREEZE):
+        certify.predict(network(layer), images(n), n=100)
+
+
+def test_batch_norm_without_running_statistics_is_refused() -> None:
+    with pytest.raises(BadInput, match=FREEZE):
+        certify.certify(network(nn.BatchNorm2d(4, track_running_stats=False)), images(), n=100)
+
+
+def test_a_network_steered_to_batch_statistics_is_refused_until_it_is_released() -> None:
+    model = norm.steer(network(nn.BatchNorm2d(4)))
+    with norm.use(model, source="batch"), pytest.raises(BadInput, match=FREEZE):
+        certify.certify(model, images(), n=100)
+    with norm.use(model, source="blend", rho=0.01), pytest.raises(BadInput, match=FREEZE):
+        certify.certify(model, images(), n=100)
+    assert len(certify.certify(model, images(), n=100)) == 5
+
+
+@pytest.mark.parametrize("layer", [Stream(), Jitter()])
+def test_a_model_that_changes_from_call_to_call_is_refused_and_left_as_it_was(layer: nn.Module) -> None:
+    model = network(layer)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(BadInput, match=f"differently from call to call.*{FREEZE}"):
+        certify.certify(model, images(), n=100)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.Dropout(0.5), nn.Identity()]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_networks_that_treat_images_one_by_one_are_certified(layer: nn.Module, dtype: torch.dtype) -> None:
+    found = certify.certify(network(layer).to(dtype), images().to(dtype), n=100, alpha=0.05)
+    assert len(found) == 5
+
+
+class Returns(nn.Module):
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.expand(len(x), *self.value.shape)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (torch.zeros(1), "at least two classes"),
+        (torch.zeros(2, 3), r"shape \(N, classes\)"),
+        (torch.tensor([0.0, float("nan")]), "NaN"),
+    ],
+)
+def test_models_that_return_no_logits_are_refused(value: Tensor, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        certify.certify(Returns(value), images(), n=100)
