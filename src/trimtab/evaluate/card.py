@@ -1,0 +1,97 @@
+"""The scorecard as values: rows, flags, provenance. Printing is for others; nothing here knows the time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trimtab.types import BadInput
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell: an accuracy, and all that is needed to read it."""
+
+    kind: str
+    """clean, noise, corruption, attack, ..."""
+    condition: str
+    """What was done to the images, in words."""
+    state: str
+    """Which statistics normalised."""
+    seed: int
+    accuracy: float
+    interval: tuple[float, float]
+    """Clopper and Pearson, 95 %."""
+    correct: int
+    n: int
+    score: str
+    """Which image of an attack counts: that of the last iteration, or any."""
+    figures: Mapping[str, float]
+    """Further numbers of this condition, by name."""
+    key: str
+    """The cell in the store."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A reason to doubt the numbers above it."""
+
+    name: str
+    saw: str
+    """What was found, with its numbers."""
+    advice: str
+    """What to do about it."""
+    state: str = "running"
+    """The norm state it was seen in."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.saw}; {self.advice}"
+
+
+@dataclass(frozen=True)
+class Card:
+    model: str
+    data: str
+    suite: str
+    rows: tuple[Row, ...]
+    flags: tuple[Flag, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """What made the numbers: digests, versions, the command."""
+
+    @property
+    def trusted(self) -> bool:
+        return not self.flags
+
+    def json(self) -> str:
+        """The card as text, byte-identical for the same results."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, text: str) -> Card:
+        """The card that `json` wrote."""
+        try:
+            held = json.loads(text)
+            rows = tuple(Row(**{**row, "interval": tuple(row["interval"])}) for row in held.pop("rows"))
+            flags = tuple(Flag(**flag) for flag in held.pop("flags"))
+            return cls(**held, rows=rows, flags=flags)
+        except (ValueError, KeyError, TypeError) as problem:
+            raise BadInput(f"this is not a scorecard as trimtab writes it: {problem}") from None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is, after each chunk."""
+
+    condition: str
+    """The cell at work."""
+    done: int
+    """Images measured, over all cells (those from the store included)."""
+    total: int
+    lower: float
+    """The accuracy of this cell cannot end below this ..."""
+    upper: float
+    """... nor above this."""
+    seconds_left: float | None
+    """Guessed from the cost of what is left; None until something was measured."""

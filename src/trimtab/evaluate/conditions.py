@@ -1,0 +1,174 @@
+"""What is done to the images of a cell. A condition turns a batch into one value per image and column.
+
+A condition is a frozen dataclass with a `version`. The column `correct` is what the accuracy counts; further
+columns are kept beside it, and `figures` says which numbers to print of them. A new measurement is a new
+subclass: the engine, the store and the card take it as it is.
+
+    Clean         the images as they are
+    Noise         with Gaussian noise of deviation sigma, clipped to [0, 1]
+    Corrupted     with a common corruption
+    Attacked      through an attack; the model as given (not its fast copy) judges the resulting images
+                  (an iteration curve is `Attacked(attacks.CurvePGD(...))`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import attacks, draws
+from trimtab.data.corruptions import corrupt
+from trimtab.data.sets import Batch
+from trimtab.types import BadInput, Budget, number, pretty
+
+Columns: TypeAlias = dict[str, Tensor]
+"""One value per image and name."""
+IMAGES = "images"
+"""The column of adversarial images; kept only if asked for."""
+AFTER = "after "
+"""How the columns of an iteration curve begin."""
+_NOISE = 11  # what a random draw is for
+
+
+class Condition:
+    """Base of all conditions: shows the model images, and sees which ones it gets right."""
+
+    version: ClassVar[int] = 1
+    """Part of every result's key: raised whenever a change moves numbers."""
+    kind: ClassVar[str]
+    """What a report groups by."""
+    whole: ClassVar[bool] = False
+    """Whether the images must come in chunks as they are, because the result depends on them together."""
+
+    @property
+    def cost(self) -> float:
+        """Roughly how many forward passes an image needs; only the time left is guessed from it."""
+        return 1.0
+
+    def score(self, coupled: bool) -> str:
+        """Which image of an attack counts; none leaves a batch whose images influence each other."""
+        return ""
+
+    def shown(self, batch: Batch, seed: int) -> Tensor:
+        """The images as the model meets them, before any attack."""
+        return batch.x
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        """One value per image: at least `correct`. `model` is guarded: in eval mode, frozen."""
+        return {"correct": correct(model, self.shown(batch, seed), batch.y)}
+
+    def figures(self, columns: Columns) -> dict[str, float]:
+        """What to print beside the accuracy, over all images of the cell."""
+        return {}
+
+
+@torch.no_grad()
+def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images the model gets right."""
+    z = model(x)
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        raise BadInput("the model must return logits of shape (N, classes)")
+    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < z.shape[1]):
+        found = f"{int(y.min())} to {int(y.max())}"
+        raise BadInput(f"labels must lie in 0..{z.shape[1] - 1} for this model, found {found}")
+    return z.argmax(1) == y
+
+
+@dataclass(frozen=True)
+class Clean(Condition):
+    kind: ClassVar[str] = "clean"
+
+    def __str__(self) -> str:
+        return "clean"
+
+
+@dataclass(frozen=True)
+class Noise(Condition):
+    sigma: float | str = 0.1
+    """Standard deviation in pixels."""
+    kind: ClassVar[str] = "noise"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sigma", number(self.sigma))
+
+    def shown(self, batch: Batch, seed: int) -> Tensor:
+        noise = draws.normal(batch.x, seed, batch.ids.tolist(), _NOISE)
+        return (batch.x + float(self.sigma) * noise).clamp(0, 1)
+
+    def __str__(self) -> str:
+        return f"Gaussian noise, sigma {pretty(float(self.sigma))}"
+
+
+@dataclass(frozen=True)
+class Corrupted(Condition):
+    name: str
+    severity: int = 3
+    kind: ClassVar[str] = "corruption"
+
+    def shown(self, batch: Batch, seed: int) -> Tensor:
+        return corrupt(batch.x, self.name, self.severity, seed=seed, ids=batch.ids)
+
+    def __str__(self) -> str:
+        return f"{self.name.replace('_', ' ')}, severity {self.severity}"
+
+
+@dataclass(frozen=True)
+class Attacked(Condition):
+    attack: Callable[..., Tensor]
+    """One of trimtab's attacks, or a frozen dataclass of yours, called (model, x, y), that has a version."""
+    kind: ClassVar[str] = "attack"
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return isinstance(self.attack, attacks.ThroughBatch)
+
+    @property
+    def cost(self) -> float:
+        return 2 + 3.0 * getattr(self.attack, "steps", 100) * getattr(self.attack, "restarts", 1)
+
+    @property
+    def budget(self) -> Budget | None:
+        return getattr(self.attack, "budget", None)
+
+    def score(self, coupled: bool) -> str:
+        if not isinstance(self.attack, attacks.Attack):
+            return "as returned"
+        return "last iterate" if coupled else f"{getattr(self.attack, 'score', 'any')} iterate"
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        if not isinstance(self.attack, attacks.Attack):
+            x = self.attack(model, batch.x, batch.y)
+            return {"correct": correct(model, x, batch.y), IMAGES: x}
+        found = self.attack.outcome(model, batch.x, batch.y, seed=seed, ids=batch.ids)
+        judged = {"correct": correct(model, found.x, batch.y), IMAGES: found.x, "broken_at": found.broken_at}
+        return judged | {f"{AFTER}{mark}": ~broken for mark, broken in sorted(found.marks.items())}
+
+    def figures(self, columns: Columns) -> dict[str, float]:
+        """The points of an iteration curve (`attacks.CurvePGD`): the accuracy after so many iterations."""
+        return {name: float(columns[name].double().mean()) for name in columns if name.startswith(AFTER)}
+
+    def __str__(self) -> str:
+        return str(self.attack)
+
+
+def as_condition(given: Any) -> Condition:
+    """A condition as it is; an attack as the condition of being attacked."""
+    if isinstance(given, Condition):
+        return given
+    if isinstance(given, attacks.CoBatch):
+        raise BadInput(
+            "a co-batch attack replaces images of the batch, so it has no accuracy over all of them"
+        )
+    if callable(given):
+        return Attacked(given)
+    raise BadInput(f"a suite holds conditions and attacks, found {given!r}")
+
+
+def to_model(batch: Batch, model: nn.Module) -> Batch:
+    """A batch where, and as wide as, the model is."""
+    like = next(model.parameters(), batch.x)
+    return Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), batch.ids)

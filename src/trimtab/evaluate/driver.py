@@ -1,0 +1,230 @@
+"""`run`: measure a suite, examine what was measured, and return the card.
+
+Kill it at any time and call it again: it goes on where it was, and the card is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import trimtab
+from trimtab.data import as_set
+from trimtab.evaluate import trust
+from trimtab.evaluate.card import Card, Flag, Progress, Row
+from trimtab.evaluate.conditions import Attacked, Columns, Condition
+from trimtab.evaluate.engine import CHUNK, Cell, Subject, measure
+from trimtab.evaluate.keys import digest
+from trimtab.evaluate.states import NormState, Running
+from trimtab.evaluate.store import DEFAULT, Store
+from trimtab.evaluate.suites import suite_of
+from trimtab.measure.accuracy import Accuracy
+from trimtab.types import BadInput, Budget
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Tell = Callable[[Progress], None]
+
+
+def run(
+    model: nn.Module,
+    data: Any,
+    suite: str | Iterable[Any] = "quick",
+    store: Store | str | Path | None = None,
+    progress: Tell | None = None,
+    limit: int | None = None,
+    seed: int | Sequence[int] = 0,
+    states: Sequence[NormState] = (Running(),),
+    linf: Budget | None = None,
+    l2: Budget | None = None,
+    batch_size: int = CHUNK,
+    chunk: int = CHUNK,
+    keep_images: bool = False,
+    insist: bool = False,
+    processes: int = 1,
+    fabric: Fabric | None = None,
+    name: str | None = None,
+    command: str | None = None,
+) -> Card:
+    """Measure a suite on the first `limit` images, in every norm state and with every seed, and examine it.
+
+    `suite` is "quick", "standard" or "full" (with the budgets `linf` and `l2`), or a list of conditions and
+    attacks. `batch_size` is how many images go through the model at once, which does not change results;
+    `chunk` is how many are committed at once, and the batch where images influence each other. `keep_images`
+    stores adversarial images, too (see `rescore`).
+
+    `processes` starts that many on this machine (all that is given must then be picklable). In a program that
+    is launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
+    `command` are for the card: what the model is called, and how to make the card again.
+
+    If the pixels turn out to be wrongly normalised, no robust accuracy is measured, unless you `insist`.
+    """
+    plan = _Plan(
+        suite=suite if isinstance(suite, str) else "own",
+        conditions=suite_of(suite, linf, l2),
+        store=store if isinstance(store, Store) else Store(store or DEFAULT),
+        limit=limit,
+        seeds=(seed,) if isinstance(seed, int) else tuple(seed),
+        states=tuple(states),
+        sizes={"batch_size": _positive("batch_size", batch_size), "chunk": _positive("chunk", chunk)},
+        keep_images=keep_images,
+        insist=insist,
+        name=name or _name_of(model),
+        command=command,
+    )
+    if processes > 1 and fabric is None:
+        from lightning_fabric import Fabric
+
+        device = next(model.parameters()).device.type
+        fabric = Fabric(accelerator=device, devices=processes, strategy="ddp_spawn")
+        card: Card = fabric.launch(_on_its_device, model, data, plan, progress)
+        return card
+    return _carry_out(fabric, model, data, plan, progress)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    suite: str
+    conditions: list[Condition]
+    store: Store
+    limit: int | None
+    seeds: tuple[int, ...]
+    states: tuple[NormState, ...]
+    sizes: dict[str, int]
+    keep_images: bool
+    insist: bool
+    name: str
+    command: str | None
+
+    @property
+    def budgets(self) -> list[Budget]:
+        tried = (condition.budget for condition in self.conditions if isinstance(condition, Attacked))
+        return list(dict.fromkeys(budget for budget in tried if budget is not None))
+
+
+def _on_its_device(fabric: Fabric, *given: Any) -> Card:
+    model, *rest = given
+    return _carry_out(fabric, model.to(fabric.device), *rest)
+
+
+def _carry_out(
+    fabric: Fabric | None, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
+) -> Card:
+    images = as_set(data)
+    if len(images) == 0:
+        raise BadInput("the data hold no image to evaluate on")
+    n = len(images) if plan.limit is None else min(_positive("limit", plan.limit), len(images))
+    subject = Subject(model, images, plan.store, **plan.sizes, keep_images=plan.keep_images, fabric=fabric)
+    benches = [_Bench(subject, plan, state, n) for state in plan.states]
+    meter = _Meter(progress, [cell for bench in benches for cell in bench.cells])
+    rows: list[Row] = []
+    flags: list[Flag] = []
+    for bench in benches:
+        found, doubts = bench.work(meter, plan.insist)
+        rows += found
+        flags += doubts
+    provenance = {
+        "trimtab": trimtab.__version__,
+        "torch": torch.__version__,
+        **subject.identity,
+        "pixels": asdict(getattr(model, "spec", images.spec)),
+        "command": plan.command,
+    }
+    card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)
+    if fabric is None or fabric.global_rank == 0:
+        plan.store.record(digest(card.json())[:12], card.json())
+    return card
+
+
+class _Bench:
+    """All cells of one norm state: the model's health, then the suite, then what its attacks are worth."""
+
+    def __init__(self, subject: Subject, plan: _Plan, state: NormState, n: int) -> None:
+        self.state = state
+        self.health = trust.health(subject, state, plan.seeds[0], n)
+        self.suite = [
+            Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in plan.conditions
+        ]
+        self.probes = {
+            budget: trust.probing(subject, budget, state, plan.seeds[0], n) for budget in plan.budgets
+        }
+
+    @property
+    def cells(self) -> list[Cell]:
+        probes = [cell for by_role in self.probes.values() for cell in by_role.values()]
+        return [self.health, *self.suite, *probes]
+
+    def work(self, meter: _Meter, insist: bool) -> tuple[list[Row], tuple[Flag, ...]]:
+        flags = list(trust.first_flags(self.health, measure(self.health, meter)))
+        stopped = not insist and any(flag.name in trust.STOPS for flag in flags)
+        suite = [cell for cell in self.suite if not (stopped and isinstance(cell.condition, Attacked))]
+        seen = [(cell, measure(cell, meter)) for cell in suite]
+        rows = [row_of(cell, columns) for cell, columns in seen]
+        if not stopped:
+            for budget, cells in self.probes.items():
+                columns = {role: measure(cell, meter) for role, cell in cells.items()}
+                flags += trust.attack_flags(budget, columns)
+        flags += trust.suite_flags(seen, rows)
+        return rows, trust.distinct(flags, self.state)
+
+
+def row_of(cell: Cell, columns: Columns) -> Row:
+    count = Accuracy.of(columns["correct"])
+    condition = cell.condition
+    return Row(
+        kind=condition.kind,
+        condition=str(condition),
+        state=str(cell.state),
+        seed=cell.seed,
+        accuracy=count.value,
+        interval=count.interval(),
+        correct=count.correct,
+        n=count.n,
+        score=condition.score(cell.coupled),
+        figures=condition.figures(columns),
+        key=cell.key,
+    )
+
+
+@dataclass
+class _Meter:
+    """Tells how far the work is. The time left is guessed from what each condition costs."""
+
+    tell: Tell | None
+    cells: list[Cell]
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    spent: float = 0.0  # cost of what was measured here
+    saved: float = 0.0  # cost of what the store had
+
+    def __call__(self, cell: Cell, fresh: int, count: Accuracy) -> None:
+        if self.tell is None:
+            return
+        if fresh:
+            self.spent += fresh * cell.condition.cost
+        else:
+            self.saved += count.n * cell.condition.cost
+        self.done += fresh or count.n
+        whole = sum(one.n * one.condition.cost for one in self.cells)
+        rate = (time.monotonic() - self.began) / self.spent if self.spent else None
+        left = None if rate is None else rate * (whole - self.spent - self.saved)
+        total = sum(one.n for one in self.cells)
+        self.tell(Progress(str(cell.condition), self.done, total, *count.bounds(cell.n), left))
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise BadInput(f"{name} must be 1 or more, found {value}")
+    return value
+
+
+def _name_of(model: nn.Module) -> str:
+    origin = getattr(model, "origin", None)
+    return str(getattr(origin, "source", None) or type(model).__name__)

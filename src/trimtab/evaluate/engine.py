@@ -1,0 +1,197 @@
+"""Measuring cells (model x condition x norm state x seed) in chunks that are committed one by one.
+
+The data are cut into fixed chunks. Chunks that the store has are never measured again, whichever run measured
+them, with however many images or processes. The processes of a Fabric take the missing chunks in turn, and
+return columns to the first, which alone writes. Within a chunk any batch size gives the same result, since
+randomness belongs to the image; where images of a batch influence each other, the chunk is the batch, and
+its size part of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import draws
+from trimtab.attacks import couples_batch
+from trimtab.data.sets import Batch, Images
+from trimtab.evaluate import keys
+from trimtab.evaluate.conditions import IMAGES, Columns, Condition
+from trimtab.evaluate.states import NormState, Running
+from trimtab.evaluate.store import Span, Store
+from trimtab.measure.accuracy import Accuracy
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+CHUNK = 256
+"""Images that are committed together."""
+
+Told = Callable[["Cell", int, Accuracy], None]
+"""Told on the first process: the cell, how many of its images were just measured, and its count so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What all cells of a run share."""
+
+    model: nn.Module
+    data: Images
+    store: Store
+    chunk: int = CHUNK
+    batch_size: int = CHUNK
+    keep_images: bool = False
+    """Whether to store adversarial images."""
+    fabric: Fabric | None = None
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        return {"model": keys.weights(self.model), "data": self.data.digest}
+
+    @cached_property
+    def couples(self) -> bool:
+        """Whether the model by itself lets images of a batch influence each other."""
+        with chance(0, 0), Running().lend(self.model, lambda n: self.batch(0, n).x) as module:
+            return couples_batch(module, self.batch(0, min(4, len(self.data))).x)
+
+    def batch(self, start: int, stop: int) -> Batch:
+        """These images, where and as wide as the model is."""
+        taken = self.data.take(torch.arange(start, min(stop, len(self.data))))
+        like = next(self.model.parameters(), taken.x)
+        return Batch(taken.x.to(like.device, like.dtype), taken.y.to(like.device), taken.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    subject: Subject
+    condition: Condition
+    state: NormState
+    seed: int
+    n: int
+    """The first n images of the data."""
+
+    @cached_property
+    def coupled(self) -> bool:
+        return self.state.couples or self.condition.whole or self.subject.couples
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """All that determines the result of an image; how many images are measured does not."""
+        return {
+            **self.subject.identity,
+            "condition": keys.describe(self.condition),
+            "state": keys.describe(self.state),
+            "seed": self.seed,
+            "batch": self.subject.chunk if self.coupled else None,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        return keys.digest(self.about)
+
+    @property
+    def spans(self) -> list[Span]:
+        chunk = self.subject.chunk
+        return [(start, min(start + chunk, self.n)) for start in range(0, self.n, chunk)]
+
+
+def measure(cell: Cell, told: Told | None = None) -> Columns:
+    """The columns of a cell, one value per image: from the store where it has them, else measured and stored.
+
+    Every process of the Fabric calls this, and every one gets the columns. Images stay in the store.
+    """
+    subject, fabric = cell.subject, cell.subject.fabric
+    world, rank = (fabric.world_size, fabric.global_rank) if fabric else (1, 0)
+    ledger = _stored(cell) if rank == 0 else {}
+    missing: list[Span] = _broadcast(fabric, [span for span in cell.spans if span not in ledger])
+    count = sum((Accuracy.of(columns["correct"]) for columns in ledger.values()), Accuracy())
+    if told and rank == 0:
+        told(cell, 0, count)
+    if missing:
+        with cell.state.lend(subject.model, lambda n: _first(cell, n)) as module:
+            for i in range(0, len(missing), world):
+                turn = missing[i : i + world]
+                mine = _measured(cell, module, turn[rank]) if rank < len(turn) else None
+                for span, columns in zip(turn, _gather(fabric, mine), strict=False):
+                    subject.store.commit(cell.key, cell.about, span, columns)
+                    ledger[span] = {**columns}
+                    ledger[span].pop(IMAGES, None)
+                    count += Accuracy.of(columns["correct"])
+                    if told:
+                        told(cell, span[1] - span[0], count)
+    return _broadcast(
+        fabric, _joined([ledger[span] for span in cell.spans], but=IMAGES) if rank == 0 else None
+    )
+
+
+def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns:
+    """One chunk, in batches of any size unless its images belong together."""
+    start, stop = span
+    size = stop - start if cell.coupled else cell.subject.batch_size
+    with chance(cell.seed, start):
+        parts = [
+            cell.condition.columns(module, cell.subject.batch(at, min(at + size, stop)), cell.seed)
+            for at in range(start, stop, size)
+        ]
+    columns = {name: values.detach().cpu() for name, values in _joined(parts).items()}
+    if not cell.subject.keep_images:
+        columns.pop(IMAGES, None)
+    return columns
+
+
+def _stored(cell: Cell) -> dict[Span, Columns]:
+    """The chunks that the store has whole; of a longer one our part, unless images influence each other."""
+    subject, found = cell.subject, {}
+    files = subject.store.chunks(cell.key)
+    for start, stop in cell.spans:
+        for span in (
+            (start, stop),
+            *(span for span in files if not cell.coupled and span[0] == start < stop < span[1]),
+        ):
+            columns = subject.store.read(files[span]) if span in files else None
+            if columns and not _lacks_images(cell, columns):
+                found[start, stop] = {name: values[: stop - start] for name, values in columns.items()}
+                break
+        else:
+            subject.store.forget(cell.key, (start, stop))
+    return found
+
+
+def _lacks_images(cell: Cell, columns: Columns) -> bool:
+    return cell.subject.keep_images and cell.condition.kind == "attack" and IMAGES not in columns
+
+
+def _first(cell: Cell, n: int) -> Tensor:
+    return cell.condition.shown(cell.subject.batch(0, n), cell.seed)
+
+
+def _joined(parts: list[Columns], but: str = "") -> Columns:
+    shared = [name for name in parts[0] if name != but and all(name in part for part in parts)]
+    return {name: torch.cat([part[name] for part in parts]) for name in shared}
+
+
+@contextmanager
+def chance(seed: int, start: int) -> Iterator[None]:
+    """Seed torch's own generator for a model that draws by itself, and leave it as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(draws.key(seed, start))
+        yield
+
+
+def _broadcast(fabric: Fabric | None, value: Any) -> Any:
+    return fabric.broadcast(value) if fabric and fabric.world_size > 1 else value
+
+
+def _gather(fabric: Fabric | None, mine: Any) -> list[Any]:
+    """What every process found, in rank order, on the first; nothing on the others."""
+    if fabric is None or fabric.world_size == 1:
+        return [mine]
+    found: list[Any] | None = [None] * fabric.world_size if fabric.global_rank == 0 else None
+    torch.distributed.gather_object(mine, found, dst=0)
+    return found or []

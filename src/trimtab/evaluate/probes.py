@@ -1,0 +1,103 @@
+"""What the trust card looks at: small measurements on the first images, made and stored like all others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trimtab.attacks import FGSM, L2, PGD, Attack, Linf, Square
+from trimtab.data.sets import Batch
+from trimtab.evaluate.conditions import Attacked, Columns, Condition
+from trimtab.evaluate.suites import curve
+from trimtab.types import Budget, InputSpec
+
+PROBED = 128
+"""Images that the trust card looks at."""
+BATCHES = (1, 7, 64)
+"""Batch sizes that must not matter."""
+MARKS = (5, 10, 20, 40)
+"""Iterations after which the probing PGD is looked at."""
+
+
+@dataclass(frozen=True)
+class Health(Condition):
+    """How a model behaves on images as they are. Per image:
+
+    finite       all logits are numbers
+    unsteady     how far two passes over the same batch are apart, relative to the largest logit
+    beside       how far passes in batches of 1, 7 and 64 are from the pass over all
+    summed       the logits are probabilities: none negative, sum 1
+    flat         the gradient of the cross-entropy is zero in every pixel, or not a number
+    training     some submodule stayed in training mode
+    normalised, restored, bytes    correct, had the pixels come normalised, un-normalised, or in 0..255
+    """
+
+    spec: InputSpec
+    """The mean and deviation with which a normalisation may be missing, or one too many."""
+    kind: ClassVar[str] = "health"
+    whole: ClassVar[bool] = True
+
+    @property
+    def cost(self) -> float:
+        return 12.0
+
+    @torch.no_grad()
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        x, y = batch.x, batch.y
+        z = model(x)
+        scale = z.nan_to_num().abs().max().clamp(min=1e-6)
+
+        def apart(other: Tensor) -> Tensor:
+            return (other - z).nan_to_num().abs().amax(1).float() / scale.float()
+
+        beside = [apart(torch.cat([model(part) for part in x.split(size)])) for size in BATCHES]
+        mean, std = (torch.tensor(v).to(x).view(-1, 1, 1) for v in (self.spec.mean, self.spec.std))
+        tried = {"normalised": (x - mean) / std, "restored": x * std + mean, "bytes": x * 255}
+        return {
+            "correct": z.argmax(1) == y,
+            "finite": z.isfinite().all(1),
+            "unsteady": apart(model(x)),
+            "beside": torch.stack(beside).amax(0),
+            "summed": ((z.sum(1) - 1).abs() < 1e-3) & (z >= 0).all(1),
+            "flat": no_gradient(model, x, y),
+            "training": torch.full_like(y, any(m.training for m in model.modules()), dtype=torch.bool),
+            **{name: model(other).argmax(1) == y for name, other in tried.items()},
+        }
+
+    def __str__(self) -> str:
+        return "health of the model"
+
+
+@torch.enable_grad()
+def no_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images have a gradient that an attack cannot follow."""
+    x = x.detach().clone().requires_grad_(True)
+    loss = F.cross_entropy(model(x), y, reduction="sum")
+    if not loss.requires_grad:  # the graph is cut on its way to the image
+        return torch.ones_like(y, dtype=torch.bool)
+    (grad,) = torch.autograd.grad(loss, x, allow_unused=True)
+    if grad is None:
+        return torch.ones_like(y, dtype=torch.bool)
+    followed = grad.isfinite().flatten(1).all(1) & (grad != 0).flatten(1).any(1)
+    return ~followed
+
+
+def attacks_at(budget: Budget, pixels: int, coupled: bool) -> dict[str, Attacked]:
+    """Attacks whose results must agree with each other for a robust accuracy to mean something, by role."""
+    half = type(budget)(budget.radius / 2)
+    anything = Linf(1.0) if isinstance(budget, Linf) else L2(math.sqrt(pixels))
+    tried: dict[str, Attack] = {
+        "FGSM": FGSM(budget),
+        "FGSM at half": FGSM(half),
+        "PGD": curve(budget, MARKS),
+        "PGD at half": PGD(half, steps=20),
+        "anything": PGD(anything, steps=50, score="any"),
+    }
+    if not coupled:
+        tried["Square"] = Square(budget, queries=300)
+    return {role: Attacked(attack) for role, attack in tried.items()}

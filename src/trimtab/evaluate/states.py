@@ -1,0 +1,92 @@
+"""Which statistics normalise while a cell is measured: the axis of an evaluation that others leave implicit.
+
+A norm state is a frozen dataclass that lends the module to be measured, for as long as a block lasts:
+
+    Running    running statistics of the main branch, as `model.eval()` has them
+    Branch     those of a named branch
+    PerBatch   re-estimated on every batch (`adapt.per_batch`); the batch is part of the result
+    Frozen     re-estimated once, on the first images as the condition shows them (`adapt.frozen`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from torch import Tensor, nn
+
+from trimtab import adapt, norm
+from trimtab.attacks import guard
+
+FirstImages: TypeAlias = Callable[[int], Tensor]
+"""The first n images of the data, as the condition shows them."""
+
+
+class NormState:
+    """Base of all norm states."""
+
+    version: ClassVar[int] = 1
+    couples: ClassVar[bool] = False
+    """Whether images of a batch influence each other by design."""
+
+    def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
+        """The module to measure, guarded; `model` itself is left as it was."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Running(NormState):
+    def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
+        return _on_branch(model, "main")
+
+    def __str__(self) -> str:
+        return "running"
+
+
+@dataclass(frozen=True)
+class Branch(NormState):
+    name: str
+
+    def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
+        return _on_branch(model, self.name)
+
+    def __str__(self) -> str:
+        return f"branch {self.name}"
+
+
+@dataclass(frozen=True)
+class PerBatch(NormState):
+    rho: float = 1.0
+    """How much of the batch's own statistics to take."""
+    blend_of: str = "std"
+    couples: ClassVar[bool] = True
+
+    def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
+        return guard(adapt.per_batch(model, self.rho, self.blend_of))
+
+    def __str__(self) -> str:
+        return f"adapted per batch (rho {self.rho:g})"
+
+
+@dataclass(frozen=True)
+class Frozen(NormState):
+    rho: float = 1.0
+    """How much of the images' statistics to take."""
+    images: int = 256
+    """On how many of the first images they are estimated."""
+    blend_of: str = "std"
+
+    def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
+        return guard(adapt.frozen(model, first(self.images), self.rho, self.blend_of))
+
+    def __str__(self) -> str:
+        return f"frozen on {self.images} images (rho {self.rho:g})"
+
+
+@contextmanager
+def _on_branch(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    stock = name == "main" and not norm.layers(model)
+    with nullcontext() if stock else norm.use(model, branch=name), guard(model):
+        yield model

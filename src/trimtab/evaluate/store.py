@@ -1,0 +1,141 @@
+"""Where results live: one SQLite file per project folder, and beside it the values of every single image.
+
+A cell is committed chunk by chunk: first its columns as a file named by their content (written beside their
+place, synced, renamed), then the row that points to it. So whatever is in the table is whole, and a process
+may be killed at any moment. Files are checked against their name when read; one that is lost or damaged
+counts as not yet measured. Two processes may share a store: of a chunk that both measured, the first stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+
+from trimtab.evaluate.conditions import Columns
+from trimtab.evaluate.keys import canonical
+from trimtab.types import BadInput
+
+DEFAULT = Path(".trimtab") / "store.sqlite"
+_FORMAT = 1
+_PATIENCE = 60.0  # seconds to wait for another process's commit
+_TABLES = """
+CREATE TABLE cells (key TEXT PRIMARY KEY, about TEXT NOT NULL);
+CREATE TABLE chunks (cell TEXT NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL, file TEXT NOT NULL,
+                     PRIMARY KEY (cell, start, stop));
+CREATE TABLE runs (id TEXT PRIMARY KEY, card TEXT NOT NULL, finished TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
+"""
+
+Span = tuple[int, int]
+"""Positions start (included) to stop (not included) of the data set."""
+
+
+@dataclass(frozen=True)
+class Store:
+    path: str | Path = DEFAULT
+    """The SQLite file; it and its folder are made when first needed."""
+
+    @property
+    def samples(self) -> Path:
+        """The folder of per-image files."""
+        return Path(self.path).parent / "samples"
+
+    def chunks(self, cell: str) -> dict[Span, str]:
+        """The chunks of a cell that are done, and their files."""
+        with self._open() as db:
+            rows = db.execute("SELECT start, stop, file FROM chunks WHERE cell = ? ORDER BY start", (cell,))
+            return {(start, stop): file for start, stop, file in rows}
+
+    def read(self, file: str) -> Columns | None:
+        """The columns in a file; None if it is not there or not what it was."""
+        try:
+            content = self._place(file).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(content).hexdigest() != file:
+            return None
+        return safetensors.torch.load(content)
+
+    def commit(self, cell: str, about: dict[str, object], span: Span, columns: Columns) -> None:
+        """Keep one finished chunk: the file first, the row second. What is there already and whole stays."""
+        file = self._write(safetensors.torch.save({k: v.contiguous() for k, v in columns.items()}))
+        with self._open() as db:
+            db.execute("INSERT OR IGNORE INTO cells VALUES (?, ?)", (cell, canonical(about)))
+            db.execute("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", (cell, *span, file))
+
+    def forget(self, cell: str, span: Span) -> None:
+        """Drop the row of a chunk whose file is of no use."""
+        with self._open() as db:
+            db.execute("DELETE FROM chunks WHERE cell = ? AND start = ? AND stop = ?", (cell, *span))
+
+    def record(self, run: str, card: str) -> None:
+        """Keep the card of a finished run; the same run again is the same card."""
+        with self._open() as db:
+            db.execute("INSERT OR IGNORE INTO runs (id, card) VALUES (?, ?)", (run, card))
+
+    def cards(self) -> list[tuple[str, str, str]]:
+        """(id, when it finished in UTC, card as JSON) of every run, the oldest first."""
+        with self._open() as db:
+            return list(db.execute("SELECT id, finished, card FROM runs ORDER BY finished, rowid"))
+
+    def cells(self) -> list[tuple[str, str]]:
+        """(key, description as JSON) of every cell that was begun."""
+        with self._open() as db:
+            return list(db.execute("SELECT key, about FROM cells ORDER BY rowid"))
+
+    def _place(self, file: str) -> Path:
+        return self.samples / file[:2] / f"{file}.safetensors"
+
+    def _write(self, content: bytes) -> str:
+        file = hashlib.sha256(content).hexdigest()
+        place = self._place(file)
+        beside = place.with_name(f"{uuid.uuid4().hex}.part")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(beside, "wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(beside, place)
+            folder = os.open(place.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        except OSError as problem:
+            beside.unlink(missing_ok=True)
+            raise BadInput(f"results cannot be kept in {place.parent}: {problem.strerror}") from None
+        return file
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one transaction: nothing is held open across processes or forks."""
+        try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                _prepare(db, self.path)
+                with db:
+                    yield db
+        except (sqlite3.Error, OSError) as problem:
+            raise BadInput(f"{self.path} cannot be used as a store: {problem}") from None
+
+
+def _prepare(db: sqlite3.Connection, path: str | Path) -> None:
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found == 0:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            (found,) = db.execute("PRAGMA user_version").fetchone()  # another process may have been quicker
+            if found == 0:
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_FORMAT}")
+                found = _FORMAT
+    if found != _FORMAT:
+        raise BadInput(f"{path} was written by another version of trimtab (format {found}, here {_FORMAT})")

@@ -1,0 +1,71 @@
+"""What to measure, by name.
+
+quick      clean, FGSM, PGD-20, noise: minutes on a CPU
+standard   and the margin, l2, an iteration curve to 100, a sample of corruptions
+full       and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, CurvePGD, Linf
+from trimtab.data.corruptions import CORRUPTIONS
+from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise, as_condition
+from trimtab.types import BadInput, Budget
+
+SAMPLE = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
+"""One corruption of each kind, and one more."""
+
+
+def quick(linf: Budget, l2: Budget) -> list[Condition]:
+    return [Clean(), Noise(0.1), Attacked(FGSM(linf)), Attacked(PGD(linf, steps=20, score="any"))]
+
+
+def standard(linf: Budget, l2: Budget) -> list[Condition]:
+    return [
+        *_more(linf, l2),
+        Attacked(curve(linf, (10, 20, 100))),
+        *(Corrupted(name, 3) for name in SAMPLE),
+    ]
+
+
+def full(linf: Budget, l2: Budget) -> list[Condition]:
+    return [
+        *_more(linf, l2),
+        Attacked(curve(linf, (10, 20, 100, 500, 2000))),
+        Attacked(AutoAttack(linf)),
+        Attacked(AutoAttack(l2)),
+        *(Corrupted(name, severity) for name in CORRUPTIONS for severity in range(1, 6)),
+    ]
+
+
+def _more(linf: Budget, l2: Budget) -> list[Condition]:
+    return [
+        *quick(linf, l2),
+        Attacked(CW(linf, steps=20, score="any")),
+        Attacked(PGD(l2, steps=20, score="any")),
+    ]
+
+
+SUITES = {"quick": quick, "standard": standard, "full": full}
+
+
+def suite_of(
+    given: str | Iterable[Any], linf: Budget | None = None, l2: Budget | None = None
+) -> list[Condition]:
+    """A suite by its name and budgets (8/255 and 0.5 unless given), or conditions and attacks as listed."""
+    if not isinstance(given, str):
+        listed = [as_condition(one) for one in given]
+        if not listed:
+            raise BadInput("an evaluation needs at least one condition, found none")
+        return listed
+    if given not in SUITES:
+        raise BadInput(f"there is no suite {given!r}; take one of {', '.join(SUITES)}")
+    return SUITES[given](linf or Linf("8/255"), l2 or L2(0.5))
+
+
+def curve(budget: Budget, marks: tuple[int, ...]) -> CurvePGD:
+    """One long run with the step of PGD-20, so that its points differ in iterations alone."""
+    return CurvePGD(budget, steps=marks[-1], step_size=2.5 * budget.radius / 20, marks=marks)

@@ -1,0 +1,245 @@
+"""The trust card: reasons to doubt a robust accuracy, found before somebody else finds them.
+
+After Athalye et al. 2018 and Carlini et al. 2019 ("On evaluating adversarial robustness"). Each flag says
+what was seen and what to do. Comparisons are between the same images, and count only if chance explains them
+in less than one case of a thousand (sign test), so that a sound model raises none.
+
+    modes, stochastic, batch, non-finite     the model is not one function of the image
+    normalisation                            pixels arrive normalised twice, never, or in another range
+    probabilities, no gradient               attacks on logits cannot climb
+    weak attack                              PGD is weaker than FGSM
+    steps, budget                            more steps, or a larger budget, break less
+    unbounded                                images stand although anything is allowed
+    black box                                a search without gradients breaks what gradients did not
+    curve                                    more iterations still break more
+    samples                                  the interval is too wide
+Cost    about 150 forward/backward and 300 forward passes over 128 images per budget
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from trimtab.attacks import FGSM, PGD, Linf
+from trimtab.data.sets import Images
+from trimtab.evaluate.card import Flag, Row
+from trimtab.evaluate.conditions import AFTER, Attacked, Columns
+from trimtab.evaluate.engine import Cell, Subject, measure
+from trimtab.evaluate.probes import MARKS, PROBED, Health, attacks_at
+from trimtab.evaluate.states import NormState, Running
+from trimtab.evaluate.store import Store
+from trimtab.measure.accuracy import Accuracy
+from trimtab.models import check_input
+from trimtab.types import Budget
+
+CHANCE = 1e-3
+"""How unlikely under equal odds a difference must be to count."""
+WIDEST = 0.10
+"""The widest interval that passes without a flag."""
+STOPS = ("normalisation",)
+"""Flags under which no robust accuracy is measured unless one insists."""
+_MASKED = (
+    "gradients are masked and the robust accuracy is not real: remove what masks them, attack a "
+    "differentiable stand-in, or take attacks.Square"
+)
+
+
+def examine(
+    model: nn.Module,
+    data: Images,
+    budgets: Sequence[Budget] = (Linf("8/255"),),
+    state: NormState | None = None,
+    store: Store | None = None,
+    seed: int = 0,
+) -> tuple[Flag, ...]:
+    """The flags that a model's first 128 images raise at these budgets."""
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(model, data, store or Store(Path(folder) / "store.sqlite"))
+        state = state or Running()
+        first = health(subject, state, seed)
+        flags = list(first_flags(first, measure(first)))
+        for budget in budgets:
+            cells = probing(subject, budget, state, seed)
+            flags += attack_flags(budget, {role: measure(cell) for role, cell in cells.items()})
+    return distinct(flags, state)
+
+
+def health(subject: Subject, state: NormState, seed: int, limit: int = PROBED) -> Cell:
+    """The cell that tells whether the model is one function of the image, and of the right pixels."""
+    spec = getattr(subject.model, "spec", None)
+    if spec is None or not any(spec.mean):
+        spec = subject.data.spec
+    return _small(subject, Health(spec), state, seed, limit)
+
+
+def probing(
+    subject: Subject, budget: Budget, state: NormState, seed: int, limit: int = PROBED
+) -> dict[str, Cell]:
+    """The cells that tell whether attacks within a budget can be believed, by role."""
+    spec = subject.data.spec
+    pixels = spec.channels * spec.size[0] * spec.size[1]
+    tried = attacks_at(budget, pixels, state.couples or subject.couples)
+    return {role: _small(subject, attacked, state, seed, limit) for role, attacked in tried.items()}
+
+
+def _small(subject: Subject, condition: Health | Attacked, state: NormState, seed: int, limit: int) -> Cell:
+    n = min(PROBED, limit, len(subject.data))
+    return Cell(replace(subject, chunk=PROBED, keep_images=False), condition, state, seed, n)
+
+
+def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
+    """Each flag once, by the first thing that raised it."""
+    first: dict[str, Flag] = {}
+    for flag in flags:
+        first.setdefault(flag.name, replace(flag, state=str(state)))
+    return tuple(first.values())
+
+
+def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
+    """What is wrong with the model, or with giving it these pixels."""
+    batch = cell.subject.batch(0, cell.n)
+    for fault in check_input(cell.subject.model, batch.x, batch.y):
+        yield Flag("normalisation", fault, "give the model the mean and deviation that it was trained with")
+    yield from health_flags(columns)
+
+
+def health_flags(columns: Columns) -> Iterator[Flag]:
+    n = len(columns["correct"])
+    if columns["training"].any():
+        yield Flag(
+            "modes", "a submodule stays in training mode after eval()", "let eval() reach every submodule"
+        )
+    if not columns["finite"].all():
+        lost = int((~columns["finite"]).sum())
+        yield Flag("non-finite", f"logits of {lost} of {n} images are not numbers", "repair the model first")
+    unsteady, beside = float(columns["unsteady"].max()), float(columns["beside"].max())
+    if unsteady > 1e-4:
+        yield Flag(
+            "stochastic",
+            f"two passes over the same images differ by {unsteady:.1%} of the largest logit",
+            "turn off what draws at random in eval mode (drop-out), or attack its expectation (attacks.EOT)",
+        )
+    if beside > max(1e-3, 2 * unsteady):
+        yield Flag(
+            "batch",
+            f"the same images in batches of 1, 7 and 64 differ by {beside:.1%} of the largest logit",
+            "the numbers hold for these batches only: use running statistics, freeze them (adapt.frozen), or "
+            "attack through the batch (attacks.ThroughBatch)",
+        )
+    yield from normalisation_flags(columns)
+    if columns["summed"].all():
+        yield Flag(
+            "probabilities",
+            "the outputs are not negative and sum to 1",
+            "return logits: after a softmax, the loss that attacks climb is flat",
+        )
+    flat = int((columns["flat"] & columns["correct"]).sum())
+    if flat > 0.05 * n:
+        yield Flag(
+            "no gradient",
+            f"{flat} of {n} images have no gradient to follow",
+            "look for rounding, thresholds or saturation in the model, and take a margin loss (attacks.CW), "
+            "a differentiable stand-in, or a black-box attack (attacks.Square)",
+        )
+
+
+def normalisation_flags(columns: Columns) -> Iterator[Flag]:
+    causes = {
+        "normalised": "the model expects normalised pixels and gets raw ones; wrap it (trimtab.models.wrap)",
+        "restored": "pixels are normalised twice; take one normalisation out",
+        "bytes": "the model expects pixels from 0 to 255; scale them inside the model",
+    }
+    asis = columns["correct"]
+    better = {name: columns[name] for name in causes if more_stand(columns[name], asis)}
+    if better:
+        name = max(better, key=lambda name: int(better[name].sum()))
+        before, after = Accuracy.of(asis).value, Accuracy.of(better[name]).value
+        how = "in 0..255" if name == "bytes" else name
+        saw = f"accuracy rises from {before:.1%} to {after:.1%} with pixels {how}"
+        yield Flag("normalisation", saw, causes[name])
+
+
+def attack_flags(budget: Budget, seen: Mapping[str, Columns]) -> Iterator[Flag]:
+    """What attacks within one budget, made on the same images, say about each other."""
+    stands = {role: columns["correct"] for role, columns in seen.items()}
+    after = [seen["PGD"][f"{AFTER}{mark}"] for mark in MARKS]
+    yield from weak_flags(stands["PGD"], stands["FGSM"], budget)
+    for (early, late), (fewer, more) in zip(pairwise(MARKS), pairwise(after), strict=True):
+        if more_stand(more, fewer):
+            saw = f"{_share(fewer)} stand after {early} steps of PGD, {_share(more)} after {late} ({budget})"
+            yield Flag("steps", saw, f"the steps are too long for this model, or {_MASKED}")
+    for name, small, large in (
+        ("FGSM", stands["FGSM at half"], stands["FGSM"]),
+        ("PGD", stands["PGD at half"], seen["PGD"][f"{AFTER}20"]),
+    ):
+        if more_stand(large, small):
+            saw = f"{name} leaves {_share(small)} standing at half of {budget}, {_share(large)} at all of it"
+            yield Flag("budget", saw, _MASKED)
+    if _many(stands["anything"]):
+        yield Flag(
+            "unbounded", f"{_share(stands['anything'])} stand although every image is allowed", _MASKED
+        )
+    if "Square" in seen:
+        white = (seen["PGD"]["broken_at"] < 0) & stands["PGD"] & stands["FGSM"]
+        missed = white & ~stands["Square"]
+        if _many(missed):
+            saw = f"a search without gradients breaks {_share(missed)} that PGD and FGSM did not ({budget})"
+            yield Flag("black box", saw, _MASKED)
+    yield from curve_flags(seen["PGD"], budget)
+
+
+def weak_flags(pgd: Tensor, fgsm: Tensor, budget: Budget) -> Iterator[Flag]:
+    if more_stand(pgd, fgsm):
+        saw = f"PGD leaves {_share(pgd)} standing, FGSM only {_share(fgsm)} ({budget})"
+        yield Flag("weak attack", saw, _MASKED)
+
+
+def curve_flags(columns: Columns, budget: Budget) -> Iterator[Flag]:
+    """Whether an iteration curve still falls at its end."""
+    marks = sorted(int(name.removeprefix(AFTER)) for name in columns if name.startswith(AFTER))
+    if len(marks) > 1:
+        before, last = (columns[f"{AFTER}{mark}"] for mark in marks[-2:])
+        if int(before.sum()) - int(last.sum()) > max(2, 0.01 * len(last)):
+            start, end = marks[-2:]
+            saw = f"{_share(before)} stand after {start} iterations, {_share(last)} after {end} ({budget})"
+            yield Flag("curve", saw, "the attack is not done: take more iterations until the curve is flat")
+
+
+def suite_flags(seen: Sequence[tuple[Cell, Columns]], rows: Sequence[Row]) -> Iterator[Flag]:
+    """What the cells of a suite say about each other, at their full size."""
+    by_budget: dict[Budget, list[tuple[PGD, Columns]]] = {}
+    for cell, columns in seen:
+        attack = getattr(cell.condition, "attack", None)
+        if isinstance(attack, PGD):
+            by_budget.setdefault(attack.budget, []).append((attack, columns))
+            yield from curve_flags(columns, attack.budget)
+    for budget, climbed in by_budget.items():
+        for _, fgsm in (one for one in climbed if isinstance(one[0], FGSM)):
+            for _, pgd in (one for one in climbed if one[0].steps > 1):
+                yield from weak_flags(pgd["correct"], fgsm["correct"], budget)
+    widest = max(rows, key=lambda row: row.interval[1] - row.interval[0])
+    low, high = widest.interval
+    if high - low > WIDEST:
+        saw = f"{widest.accuracy:.1%} of {widest.n} images may be {low:.1%} to {high:.1%} of all (95 %)"
+        yield Flag("samples", saw, f"measure at least {round((1 / WIDEST) ** 2 * 4)} images")
+
+
+def more_stand(stands: Tensor, baseline: Tensor) -> bool:
+    """Whether images stand here that fell there, more often than the reverse, beyond chance (sign test)."""
+    gained, lost = int((stands & ~baseline).sum()), int((baseline & ~stands).sum())
+    return gained > lost and binomtest(gained, gained + lost, alternative="greater").pvalue < CHANCE
+
+
+def _many(stands: Tensor) -> bool:
+    return int(stands.sum()) > max(2, 0.02 * len(stands))
+
+
+def _share(stands: Tensor) -> str:
+    return f"{Accuracy.of(stands).value:.1%}"
