@@ -1,0 +1,47 @@
+"""Attacks that couple a batch: gradients run through its statistics, and others can be flipped."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+
+from trimtab import adapt
+from trimtab.attacks import PGD, CoBatch, Linf, ThroughBatch
+
+
+def test_through_batch_equals_pgd_on_the_stock_model_in_training_mode(model, images):
+    x, y = (part[:16] for part in images)
+    model = copy.deepcopy(model).double()
+    x = x.double()
+    attack = PGD(Linf("4/255"), steps=4, random_start=False)
+    ours = ThroughBatch(attack)(model, x, y)
+    stock = copy.deepcopy(model).train()
+    adv = x.clone()
+    for _ in range(4):
+        adv.requires_grad_(True)
+        (grad,) = torch.autograd.grad(F.cross_entropy(stock(adv), y, reduction="sum"), adv)
+        adv = (adv.detach() + attack.step * grad.sign()).clamp(x - 4 / 255, x + 4 / 255).clamp(0, 1)
+    torch.testing.assert_close(ours, adv, atol=1e-9, rtol=0)
+
+
+def test_statistics_carry_one_images_gradient_to_the_others(model, images):
+    x, y = (part[:8] for part in images)
+    adaptive = adapt.per_batch(model)
+    x = x.clone().requires_grad_(True)
+    (grad,) = torch.autograd.grad(F.cross_entropy(adaptive(x)[:1], y[:1]), x)
+    assert grad[1:].abs().sum() > 0
+
+
+def test_co_batch_images_hurt_the_others_and_leave_them_untouched(model, images):
+    x, y = (part[:32] for part in images)
+    attack = CoBatch(images=8, steps=20, step_size="8/255")
+    adv = attack(model, x, y)
+    assert torch.equal(adv[:24], x[:24])
+    adaptive = adapt.per_batch(model)
+    with torch.no_grad():
+        before, after = (F.cross_entropy(adaptive(b)[:24], y[:24]) for b in (x, adv))
+        grey = torch.cat([x[:24], torch.full_like(x[24:], 0.5)])
+        assert after > before
+        assert after > F.cross_entropy(adaptive(grey)[:24], y[:24])
+    assert float(adv.min()) >= 0
+    assert float(adv.max()) <= 1

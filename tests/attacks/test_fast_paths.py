@@ -1,0 +1,93 @@
+"""Each fast path against the plain one, and an image's result against the batch it came in."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from trimtab import norm
+from trimtab.attacks import APGD, PGD, Linf, Square, base, couples_batch
+from trimtab.attacks.guard import fast, guard
+
+EPS = Linf("4/255")
+
+
+def test_the_folded_copy_gives_the_models_logits_and_input_gradients(model, images):
+    model = copy.deepcopy(model).double()
+    x = images[0].double().requires_grad_(True)
+    with guard(model):
+        quick = fast(model, x.detach())
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in quick.modules())
+        torch.testing.assert_close(quick(x), model(x), atol=1e-9, rtol=1e-9)
+        grads = [torch.autograd.grad(net(x).square().sum(), x)[0] for net in (quick, model)]
+    torch.testing.assert_close(*grads, atol=1e-9, rtol=1e-9)
+
+
+def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypatch):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    x = x.double()
+    quick = PGD(EPS)(model, x, y)
+    monkeypatch.setattr(base, "fast", lambda net, x: net)
+    assert ((quick - PGD(EPS)(model, x, y)).abs().flatten(1).amax(1) < 1e-9).double().mean() > 0.98
+
+
+def test_images_that_left_are_those_that_break_when_all_are_kept(model, images):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    x = x.double()
+    left = PGD(EPS, score="any").outcome(model, x, y)
+    kept = PGD(EPS, score="last").outcome(model, x, y)
+    assert torch.equal(left.broken_at, kept.broken_at)
+    assert torch.equal(left.broken, kept.broken_at >= 0)
+    assert int(left.broken.sum()) >= int(kept.broken.sum())
+    with torch.no_grad():
+        assert torch.equal(model(left.x).argmax(1) != y, left.broken)
+
+
+INDEPENDENT = [
+    PGD(EPS, steps=5),
+    PGD(EPS, steps=5, score="any", restarts=2),
+    PGD(EPS, steps=5, targeted=True, clean_start=0.2),
+    APGD(EPS, steps=8),
+    Square(EPS, queries=20),
+]
+
+
+@pytest.mark.parametrize("attack", INDEPENDENT, ids=str)
+def test_an_images_result_does_not_depend_on_its_batch(model, images, attack):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    x = x[:30].double()
+    y = y[:30]
+    whole = attack.outcome(model, x, y, seed=7)
+    for size in (7, 30):
+        order = torch.randperm(30, generator=torch.Generator().manual_seed(size))
+        for ids in order.split(size):
+            part = attack.outcome(model, x[ids], y[ids], seed=7, ids=ids)
+            assert torch.equal(part.broken, whole.broken[ids])
+            torch.testing.assert_close(part.x, whole.x[ids], atol=1e-12, rtol=0)
+
+
+def test_a_coupled_model_is_recognised_and_keeps_its_batch(model, images):
+    x, y = images
+    coupled = copy.deepcopy(model)
+    for module in coupled.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = module.running_var = None
+            module.track_running_stats = False
+    assert couples_batch(coupled, x)
+    assert not couples_batch(model, x)
+    found = PGD(EPS, steps=3, score="any").outcome(coupled, x, y)
+    with torch.no_grad():
+        assert torch.equal(coupled(found.x).argmax(1) != y, found.broken)
+
+
+def test_the_branch_in_use_is_the_one_attacked(model, images):
+    x, y = images
+    branched = norm.add_branch(norm.steer(copy.deepcopy(model)), "adv")
+    with torch.no_grad():
+        for layer in norm.layers(branched).values():
+            layer.holder("adv").weight.mul_(-1)
+    plain = norm.release(copy.deepcopy(branched), branch="adv")
+    with norm.use(branched, branch="adv"):
+        through_branch = PGD(EPS, steps=5)(branched, x, y)
+    torch.testing.assert_close(through_branch, PGD(EPS, steps=5)(plain, x, y))
