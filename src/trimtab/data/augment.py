@@ -1,0 +1,126 @@
+"""Augmentation of whole batches, each image by numbers of its own.
+
+Every choice is a function of (seed, image, epoch): it does not depend on the batch, on the process or on
+where an epoch was taken up again. `augment` is a list of names, applied in order; `name:value` sets the strength.
+
+    flip                      mirror left and right, every second time
+    crop:4                    shift by up to so many pixels in both directions; black comes in
+    random-resized-crop:0.08  a part of at least this area, aspect 3/4 to 4/3, stretched to the whole (Szegedy
+                              et al. 2015; a side that would not fit is shortened rather than drawn again)
+    augmix:3                  AugMix of this severity, see augmix.py
+    mixup:1                   convex combinations of two images and their labels (Zhang et al. 2018)
+    cutmix:1                  a box of one image in another (Yun et al. 2019)
+
+mixup and cutmix come last and give soft labels; their value is the a of Beta(a, a). As in their papers one
+weight (and one box) is drawn per batch; an image's partner is its neighbour in the shuffled batch. With both,
+each batch gets one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trimtab.data.augmix import augmix
+from trimtab.data.sets import as_float
+from trimtab.types import BadInput, number
+
+Draw: TypeAlias = Callable[[int], Tensor]
+"""Uniform numbers in [0, 1), one per image, a new set for each integer."""
+
+
+def flip(pixels: Tensor, _: float, draw: Draw) -> Tensor:
+    """(N, H, W, C)"""
+    both = torch.cat([pixels, pixels.flip(2)])  # then choosing is copying, much cheaper than torch.where
+    return both.index_select(0, torch.arange(len(pixels)) + len(pixels) * (draw(0) < 0.5))
+
+
+def crop(pixels: Tensor, most: float, draw: Draw) -> Tensor:
+    """(N, H, W, C), shifted by -most..most pixels."""
+    n, height, width, channels = pixels.shape
+    pad = int(most)
+    padded = F.pad(pixels, (0, 0, pad, pad, pad, pad))
+    top, left = ((draw(k) * (2 * pad + 1)).long() for k in (0, 1))
+    # A row of the result is one stretch of memory in the padded images: copy stretches, not pixels.
+    rows = torch.arange(n)[:, None] * (height + 2 * pad) + top[:, None] + torch.arange(height)  # (N, H)
+    starts = (rows * (width + 2 * pad) + left[:, None]) * channels
+    stretches = padded.view(-1).unfold(0, width * channels, 1)  # overlapping views, no copy
+    return stretches.index_select(0, starts.view(-1)).view(pixels.shape)
+
+
+def random_resized_crop(pixels: Tensor, least: float, draw: Draw) -> Tensor:
+    """(N, H, W, C), bilinear."""
+    n, height, width, channels = pixels.shape
+    area = least + (1 - least) * draw(0)
+    aspect = (math.log(3 / 4) + 2 * math.log(4 / 3) * draw(1)).exp()
+    across, down = (
+        (area * aspect).sqrt().clamp(max=1),
+        (area / aspect).sqrt().clamp(max=1),
+    )  # share of each side
+    theta = torch.zeros(n, 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1] = across, down
+    theta[:, 0, 2], theta[:, 1, 2] = (1 - across) * (2 * draw(2) - 1), (1 - down) * (2 * draw(3) - 1)
+    grid = F.affine_grid(theta, [n, channels, height, width], align_corners=False)
+    x = F.grid_sample(as_float(pixels), grid, padding_mode="border", align_corners=False)
+    return x.permute(0, 2, 3, 1)
+
+
+def _augmix(pixels: Tensor, severity: float, draw: Draw) -> Tensor:
+    return augmix(as_float(pixels), severity, draw).permute(0, 2, 3, 1)
+
+
+def mixup(x: Tensor, other: Tensor, weight: float, _: np.random.Generator) -> tuple[Tensor, float]:
+    """(N, C, H, W), and the weight of the first."""
+    return x.lerp(other, 1 - weight), weight
+
+
+def cutmix(x: Tensor, other: Tensor, weight: float, generator: np.random.Generator) -> tuple[Tensor, float]:
+    """The box has a share of 1 - weight of the area; what of it lies outside the image is lost."""
+    *_, height, width = x.shape
+    sides = (height * math.sqrt(1 - weight), width * math.sqrt(1 - weight))
+    (top, bottom), (left, right) = (
+        (max(round(middle - side / 2), 0), min(round(middle + side / 2), whole))
+        for side, whole in zip(sides, (height, width), strict=True)
+        for middle in [generator.uniform(0, whole)]
+    )
+    mixed = x.clone()
+    mixed[..., top:bottom, left:right] = other[..., top:bottom, left:right]
+    return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+SINGLE: dict[str, tuple[Callable[[Tensor, float, Draw], Tensor], float]] = {
+    "flip": (flip, 1.0),
+    "crop": (crop, 4.0),
+    "random-resized-crop": (random_resized_crop, 0.08),
+    "augmix": (_augmix, 3.0),
+}
+"""What happens to each image, with its usual strength."""
+PAIRS: dict[str, tuple[Callable[..., tuple[Tensor, float]], float]] = {
+    "mixup": (mixup, 1.0),
+    "cutmix": (cutmix, 1.0),
+}
+"""What mixes an image with another."""
+AUGMENT = (*SINGLE, *PAIRS)
+"""The names `augment` may hold."""
+
+
+def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+    """Names of single images' augmentations and of pairs', in order, with their strengths."""
+    found: tuple[list[tuple[str, float]], list[tuple[str, float]]] = [], []
+    for entry in names:
+        name, colon, value = entry.partition(":")
+        if name not in AUGMENT:
+            raise BadInput(f"no augmentation is called {name!r}; there are {', '.join(AUGMENT)}")
+        pairs = name in PAIRS
+        usual = (PAIRS if pairs else SINGLE)[name][1]
+        strength = number(value) if colon else usual
+        if strength <= 0 or (name == "random-resized-crop" and strength > 1):
+            raise BadInput(f"{entry!r} is out of range; the usual strength is {name}:{usual:g}")
+        found[pairs].append((name, strength))
+    return found
