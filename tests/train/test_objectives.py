@@ -160,7 +160,7 @@ def test_aparts_random_control_moves_statistics_but_not_by_the_gradient() -> Non
     losses = []
     for attack in ("sign", "random"):
         model = net().train()
-        losses.append(train.Apart(eps=0.05, attack=attack)(model, x, y)["defended loss"])
+        losses.append(train.Apart(eps=0.05, attack=attack)(model, x, y)["defended_loss"])
     rest = train.Standard()(net().train(), x, y)["loss"]
     assert losses[0] > rest  # a small step along the sign of the gradient climbs
     assert losses[0] > losses[1] != rest

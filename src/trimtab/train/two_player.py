@@ -46,7 +46,8 @@ def play(
             for p in trained:
                 p.grad = None
         moves.enter_context(quiet(model))
-        return parts | {f"defended {name}": value for name, value in second().items()}
+        defended = {f"defended_{name}": value for name, value in second().items()}
+        return parts | defended
 
 
 def climb_weights(rho: float) -> Attacker:

@@ -1,0 +1,127 @@
+"""Checkpoints: everything a run needs to go on, in one safetensors file that is old or new, never half.
+
+Tensors (network, optimiser, average) are the file's body, plain state is JSON in its header, so one rename
+commits both. Nothing is pickled. Chance needs no entry: it is a function of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trimtab.data.files import placed
+from trimtab.types import BadInput
+
+_HEADER = "trimtab"
+
+
+@dataclass
+class Progress:
+    """How far a run has come; all of it is plain values."""
+
+    step: int = 0
+    """Steps done."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums of the loss parts over the steps of this epoch."""
+    best: float | None = None
+    """The best validation accuracy so far, by which networks are chosen."""
+    waited: int = 0
+    """Validations since then."""
+    metrics_bytes: int = 0
+    """Length of the metrics file that belongs to this state."""
+
+
+def save(
+    path: Path, progress: Progress, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]
+) -> None:
+    """Write the state of a run; the file that was there stays until this one is whole."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"average.{name}": value for name, value in average.items()}
+    scalars: dict[str, Any] = {}
+    for index, state in optimiser.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{index}.{name}"] = value
+            elif value is not None:
+                scalars[f"{index}.{name}"] = value
+    _write(path, tensors, {"progress": asdict(progress), "optimiser": scalars})
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    """Write a network, and nothing else."""
+    _write(path, {f"model.{name}": value for name, value in model.state_dict().items()}, {})
+
+
+def load(path: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> Progress:
+    """Put a saved state into the run's own tensors, and say how far it had come."""
+    tensors, header = read(path)
+    _fill(model, tensors, path)
+    with torch.no_grad():
+        for name, value in average.items():
+            value.copy_(tensors[f"average.{name}"])
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    for index, p in enumerate(parameters):
+        prefix = f"optimiser.{index}."
+        state: dict[str, Any] = {
+            name.removeprefix(prefix): _laid_out(value, p)
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+        dotted = f"{index}."
+        state |= {k.removeprefix(dotted): v for k, v in header["optimiser"].items() if k.startswith(dotted)}
+        if state:
+            optimiser.state[p] = state
+    return Progress(**header["progress"])
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put a saved network into the model, and nothing else."""
+    _fill(model, read(path)[0], path)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads(file.metadata()[_HEADER])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        raise BadInput(f"{path} is not a checkpoint that trimtab wrote, or it is damaged") from None
+
+
+def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    broken = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if broken:
+        raise NotFinite(broken[0])
+    whole = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    with placed(path) as part:
+        save_file(whole, part, metadata={_HEADER: json.dumps(header)})
+
+
+class NotFinite(Exception):
+    """A tensor of this name holds NaN or infinity, so it was not saved."""
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    held = model.state_dict()  # aliases the live tensors, whose layout stays
+    saved = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    if held.keys() != saved.keys():
+        odd = sorted(held.keys() ^ saved.keys())[0]
+        raise BadInput(f"{path} was saved from another network: only one of the two has {odd!r}")
+    for name, value in held.items():
+        value.copy_(saved[name])
+
+
+def _laid_out(value: Tensor, like: nn.Parameter) -> Tensor:
+    """A copy where the parameter is, in its memory layout if it has its shape."""
+    if value.shape == like.shape:
+        return torch.empty_like(like, dtype=value.dtype).copy_(value)
+    return value.clone()

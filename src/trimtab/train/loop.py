@@ -1,0 +1,309 @@
+"""The loop: one for every objective, on one CPU or many GPUs, that can be killed at any moment and go on.
+
+Lightning Fabric starts the processes, places tensors, scales for narrow formats and steps. The objective runs
+on the bare network; gradients are averaged over processes once per step (and after passes whose gradient an
+objective reads). Every random number is a function of the seed, the step and the image, so a resumed run
+repeats the uninterrupted one bit for bit.
+
+    for each epoch, under its norm policy:
+        for each batch:  rate -> objective (adds gradients) -> average -> clip -> step -> moving average
+        validate, write a line of metrics, keep the best, save
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trimtab import draws, norm
+from trimtab.data import Batch, Images
+from trimtab.data.loader import Loader
+from trimtab.train import checkpoint, runs
+from trimtab.train.base import average
+from trimtab.train.checkpoint import Progress
+from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.recipe import Recipe, read_recipe
+from trimtab.train.runs import Run
+from trimtab.train.start import Engine, loader_for, network, prepared, training_sets
+from trimtab.train.validate import validate
+from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
+from trimtab.types import BadInput
+
+RECALIBRATION = 4096
+"""Images from which an averaged network's norm statistics are estimated."""
+
+
+def fit(
+    model: nn.Module | str | None = None,
+    data: Any = None,
+    recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
+    folder: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    engine: Engine | None = None,
+) -> Run:
+    """Train as the recipe says; what is given as `model` and `data` stands in for what it names.
+
+    The run's folder must be new. A run that was interrupted is continued by `resume`.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else read_recipe({} if recipe is None else recipe)
+    fabric = (engine or Engine()).start(recipe.precision)
+    run = runs.create(recipe, folder) if fabric.is_global_zero else Run(Path(folder or ""), recipe)
+    run = Run(Path(fabric.broadcast(str(run.folder))), recipe)
+    with torch.random.fork_rng(enabled=True):
+        work = _start(fabric, run, model, data)
+        _save(work)
+        return _train(work, callbacks)
+
+
+def resume(
+    folder: str | Path,
+    model: nn.Module | str | None = None,
+    data: Any = None,
+    callbacks: Sequence[Callback] = (),
+    engine: Engine | None = None,
+) -> Run:
+    """Go on with the run in a folder, from its last checkpoint, as if it had never stopped."""
+    run = runs.existing(folder)
+    if not run.last.exists():
+        raise BadInput(f"{folder} has no checkpoint: the run ended before its first one, so start it again")
+    fabric = (engine or Engine()).start(run.recipe.precision)
+    with torch.random.fork_rng(enabled=True):
+        work = _start(fabric, run, model, data)
+        work.progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
+        return _train(work, callbacks)
+
+
+@dataclass
+class Work:
+    """A run under way: what changes with every step."""
+
+    fabric: Fabric
+    run: Run
+    model: nn.Module
+    optimiser: Optimizer
+    stepper: Any
+    """The optimiser as Fabric steps it."""
+    loader: Loader
+    held_out: Images | None
+    ema: dict[str, Tensor]
+    """The moving average of parameters and statistics, by name; empty if none is kept."""
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    @property
+    def per_epoch(self) -> int:
+        return len(self.loader)
+
+    @property
+    def total(self) -> int:
+        return self.per_epoch * self.recipe.epochs
+
+    @property
+    def over(self) -> bool:
+        patience = self.recipe.validation.patience
+        return self.progress.step >= self.total or (patience is not None and self.progress.waited >= patience)
+
+
+def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -> Work:
+    recipe = run.recipe
+    train_set, held_out = training_sets(data, recipe)
+    model = prepared(fabric.to_device(network(model, recipe, train_set)), recipe)
+    optimiser = optimiser_for(model.parameters(), recipe.optimiser)
+    ema = {}
+    if recipe.ema is not None:
+        ema = {name: t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
+    if recipe.compile:
+        model.compile()
+    stepper = fabric.setup_optimizers(optimiser)
+    loader = loader_for(fabric, train_set, recipe)
+    return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema)
+
+
+def _train(work: Work, callbacks: Sequence[Callback]) -> Run:
+    with signals() as caught:
+        while not work.over:
+            epoch, done = divmod(work.progress.step, work.per_epoch)
+            work.model.train()
+            with _norm_policy(work, epoch):
+                for batch in work.loader.at(epoch, done):
+                    values = _step(work, batch)
+                    _tell(callbacks, "step", work, epoch, values)
+                    within = work.progress.step % work.per_epoch  # at the end of an epoch its end saves
+                    if within and _asked_to_stop(work, caught):
+                        _stop(work, caught)
+                    if within and work.progress.step % (work.recipe.checkpoint_steps or work.total) == 0:
+                        _save(work)
+            _end_epoch(work, epoch, callbacks)
+            if _asked_to_stop(work, caught):
+                _stop(work, caught)
+        return _finish(work, callbacks)
+
+
+def _step(work: Work, batch: Batch) -> dict[str, float]:
+    """One step of the optimiser; the losses, averaged over processes."""
+    fabric, recipe, step = work.fabric, work.recipe, work.progress.step
+    torch.manual_seed(draws.key(recipe.seed, step, fabric.global_rank))  # for drop-out
+    trained = [p for group in work.optimiser.param_groups for p in group["params"]]
+
+    def backward(loss: Tensor, last: bool) -> None:
+        fabric.backward(loss / recipe.accumulate)
+        if not last:
+            average([p.grad for p in trained if p.grad is not None])
+
+    for group in work.optimiser.param_groups:
+        group["lr"] = recipe.optimiser.lr * rate(recipe.schedule, step, work.per_epoch, work.total)
+    work.optimiser.zero_grad()
+    found = []
+    for x, y, ids in _parts(work, batch):
+        with fabric.autocast():
+            found.append(recipe.objective(work.model, x, y, backward, draws.key(recipe.seed, step), ids))
+    average([p.grad for p in trained if p.grad is not None])
+
+    means = {name: torch.stack([parts[name].double() for parts in found]).mean() for name in found[0]}
+    average(list(means.values()))
+    losses = {name: float(mean) for name, mean in means.items()}
+    if not all(map(math.isfinite, losses.values())):
+        _diverged(work, culprit(work.model, _parts(work, batch)[0][0]))
+    if recipe.clip is not None:
+        fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip)
+    work.stepper.step()
+    if recipe.ema is not None:
+        _follow(work.ema, work.model, recipe.ema)
+    work.progress.step += 1
+    for name, value in losses.items():
+        work.progress.sums[name] = work.progress.sums.get(name, 0.0) + value
+    return losses
+
+
+def _parts(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The batch where and as wide as the network is, in as many parts as gradients accumulate over."""
+    like = next(work.model.parameters())
+    x = work.fabric.to_device(batch.x).to(like.dtype)
+    y = work.fabric.to_device(batch.y)
+    y = y.to(like.dtype) if y.is_floating_point() else y
+    size = len(x) // work.recipe.accumulate
+    return list(zip(x.split(size), y.split(size), batch.ids.split(size), strict=True))
+
+
+def _norm_policy(work: Work, epoch: int) -> AbstractContextManager[None]:
+    """Running statistics in the last epochs, if the recipe says so."""
+    policy = work.recipe.norm
+    if epoch < work.recipe.epochs - policy.running_epochs or not norm.layers(work.model):
+        return nullcontext()
+    return norm.use(work.model, source="running", update=policy.running_learn)
+
+
+def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
+    """Validate, write the epoch's line, keep the best network, save."""
+    recipe, progress = work.recipe, work.progress
+    row: dict[str, float] = {"epoch": epoch, "step": progress.step}
+    for name, total in progress.sums.items():
+        row[name if name.endswith("loss") else f"loss_{name}"] = total / work.per_epoch
+    progress.sums = {}
+    result = _result(work)
+    if (epoch + 1) % recipe.validation.every == 0 or progress.step >= work.total:
+        row |= validate(work.fabric, result, work.held_out, recipe)
+        score = row.get(recipe.validation.choose)
+        if score is not None and (progress.best is None or score > progress.best):
+            progress.best, progress.waited = score, 0
+            if work.fabric.is_global_zero:
+                checkpoint.save_weights(work.run.best, result)
+        elif score is not None:
+            progress.waited += 1
+    row |= _tell(callbacks, "epoch", work, epoch, row, result)
+    if work.fabric.is_global_zero:
+        progress.metrics_bytes = work.run.add_metrics(row, progress.metrics_bytes)
+    _save(work)
+
+
+def _result(work: Work) -> nn.Module:
+    """The network as it would be handed out now: itself, or its moving average with fresh statistics."""
+    if not work.ema:
+        return work.model
+    result = copy.deepcopy(work.model)
+    with torch.no_grad():
+        for name, value in result.state_dict().items():
+            if name in work.ema:
+                value.copy_(work.ema[name])
+    if norm.layers(result):
+        images = work.loader.images
+        few = images.subset(slice(0, min(RECALIBRATION, len(images))))
+        norm.recalibrate(result, few.batches(min(len(few), work.recipe.batch_size)))
+    return result
+
+
+@torch.no_grad()
+def _follow(ema: dict[str, Tensor], model: nn.Module, decay: float) -> None:
+    for name, value in model.state_dict().items():
+        if name in ema:
+            ema[name].lerp_(value, 1 - decay)
+
+
+def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
+    """Choose the result and write it."""
+    model = _result(work)
+    if work.recipe.validation.choose != "last" and work.run.best.exists():
+        checkpoint.load_weights(work.run.best, model)
+    model.eval()
+    _tell(callbacks, "end", work, work.recipe.epochs - 1, {}, model)
+    run = Run(work.run.folder, work.recipe, model)
+    if work.fabric.is_global_zero:
+        run = runs.finish(run, model, {"recipe": runs.plain_recipe(work.recipe), "steps": work.progress.step})
+    work.fabric.barrier()
+    return run
+
+
+def _save(work: Work) -> None:
+    if work.fabric.is_global_zero:
+        try:
+            checkpoint.save(work.run.last, work.progress, work.model, work.optimiser, work.ema)
+        except checkpoint.NotFinite as broken:
+            _diverged(work, f"{str(broken)!r} is no longer finite")
+    work.fabric.barrier()
+
+
+def _diverged(work: Work, why: str) -> None:
+    saved = f"the last good checkpoint is {work.run.last}; resume it with a lower learning rate"
+    raise Diverged(f"training broke in step {work.progress.step}: {why}; {saved}")
+
+
+def _asked_to_stop(work: Work, caught: list[int]) -> bool:
+    """Whether any process got a signal; all of them agree."""
+    asked = torch.tensor([float(bool(caught))], device=work.fabric.device)
+    average([asked])
+    return bool(asked > 0)
+
+
+def _stop(work: Work, caught: list[int]) -> None:
+    _save(work)
+    raise Stopped(128 + (caught[0] if caught else signal.SIGTERM))
+
+
+def _tell(
+    callbacks: Sequence[Callback],
+    kind: str,
+    work: Work,
+    epoch: int,
+    values: Mapping[str, float],
+    model: nn.Module | None = None,
+) -> dict[str, float]:
+    """Call the callbacks; what they have to add to an epoch's metrics."""
+    added: dict[str, float] = {}
+    for callback in callbacks:
+        event = Event(kind, work.progress.step, work.total, epoch, {**values, **added}, model or work.model)
+        added |= callback(event) or {}
+    return added

@@ -1,0 +1,70 @@
+"""What a run will cost, before it is spent: passes, ratio to standard training, time on this machine."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.data import Batch
+from trimtab.train.base import Objective, Passes
+from trimtab.train.recipe import Recipe
+from trimtab.train.standard import Standard
+from trimtab.train.start import network, prepared, training_sets
+
+
+@dataclass(frozen=True)
+class Plan:
+    passes: Passes
+    """Forward and backward passes of a whole batch, per step; an attack's go back to the image only."""
+    ratio: float
+    """Time of a step over that of standard training, measured."""
+    seconds_per_step: float
+    steps: int
+    images: int
+    """Training images."""
+
+    @property
+    def seconds(self) -> float:
+        """Of training; validation comes on top."""
+        return self.seconds_per_step * self.steps
+
+    def __str__(self) -> str:
+        hours, rest = divmod(round(self.seconds), 3600)
+        return (
+            f"{self.steps} steps over {self.images} images; a step takes {self.passes.forward:g} forward and "
+            f"{self.passes.backward:g} backward passes, {self.ratio:.2f} x standard training; about "
+            f"{hours} h {rest // 60} min {rest % 60} s on this machine"
+        )
+
+
+def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int = 3) -> Plan:
+    """Time a few steps of the recipe's objective and of standard training, in turns, on one real batch."""
+    train_set, _ = training_sets(data, recipe)
+    with torch.random.fork_rng():
+        model = network(model, recipe, train_set)
+    size = min(recipe.batch_size, len(train_set))
+    batch = train_set.take(torch.arange(size))
+    contestants: list[tuple[Objective, nn.Module]] = []
+    for objective in (recipe.objective, Standard()):
+        net = prepared(copy.deepcopy(model), replace(recipe, objective=objective))
+        contestants.append((objective, net.train()))
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds + 1):
+        for (objective, net), taken in zip(contestants, times, strict=True):
+            taken.append(_time(objective, net, batch))
+    ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
+    steps = (len(train_set) // recipe.batch_size) * recipe.epochs
+    return Plan(recipe.objective.passes(), ours / standard, ours, steps, len(train_set))
+
+
+def _time(objective: Objective, model: nn.Module, batch: Batch) -> float:
+    model.zero_grad()
+    began = time.perf_counter()
+    objective(model, batch.x, batch.y, ids=batch.ids)
+    return time.perf_counter() - began

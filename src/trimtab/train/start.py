@@ -1,0 +1,86 @@
+"""Before the first step: processes, images, the network as the recipe trains it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from trimtab import models, norm
+from trimtab.data import Images, as_set
+from trimtab.data import load as load_set
+from trimtab.data.loader import Loader
+from trimtab.train.recipe import Recipe
+from trimtab.types import BadInput
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where to run; under `torchrun` the number of processes is taken from it."""
+
+    accelerator: str = "auto"
+    """cpu, cuda, mps, or whatever there is."""
+    devices: int | str = "auto"
+    """Processes on this machine."""
+    nodes: int = 1
+    """Machines."""
+
+    def start(self, precision: str) -> Fabric:
+        devices, nodes = self.devices, self.nodes
+        if "LOCAL_WORLD_SIZE" in os.environ:
+            devices = int(os.environ["LOCAL_WORLD_SIZE"])
+            nodes = int(os.environ["WORLD_SIZE"]) // devices
+        fabric = Fabric(accelerator=self.accelerator, devices=devices, num_nodes=nodes, precision=precision)  # type: ignore[arg-type]
+        fabric.launch()
+        return fabric
+
+
+def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
+    """The images to train on, and those held out to choose checkpoints by."""
+    named = data is None or isinstance(data, str)
+    whole = load_set(data or recipe.data.name, "train") if named else as_set(data)
+    held = recipe.data.validation
+    if held >= len(whole):
+        raise BadInput(f"{held} images cannot be held out of {len(whole)}; lower data.validation")
+    end = len(whole) - held
+    train_set = whole.subset(slice(0, min(recipe.data.images or end, end)))
+    return train_set, whole.subset(slice(end, len(whole))) if held else None
+
+
+def loader_for(fabric: Fabric, train_set: Images, recipe: Recipe) -> Loader:
+    """Shuffled, augmented batches; each process gets its contiguous part of every one."""
+    rank, world = fabric.global_rank, fabric.world_size
+    if recipe.batch_size % (world * recipe.accumulate):
+        parts = f"{world} processes with {recipe.accumulate} parts each"
+        raise BadInput(f"a batch of {recipe.batch_size} cannot be split evenly over {parts}")
+    how = {"augment": recipe.data.augment, "seed": recipe.seed, "rank": rank, "world": world}
+    return Loader(train_set, recipe.batch_size, **how, drop_last=True)  # type: ignore[arg-type]
+
+
+def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn.Module:
+    """The model given, or the one that the recipe names, for these images and with the recipe's seed."""
+    if isinstance(model, nn.Module):
+        return model
+    source = model or recipe.model
+    torch.manual_seed(recipe.seed)
+    own: dict[str, Any] = {"channels": images.spec.channels} if source.startswith("net:") else {}
+    return models.load(source, classes=images.classes, input=images.spec, **own)
+
+
+def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The network as the recipe trains it: branches, frozen parts, memory layout."""
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    recipe.objective.prepare(model)
+    if recipe.norm.frozen:
+        norm.freeze(model)
+    if recipe.norm.only:
+        model.requires_grad_(False)
+        for p in norm.affine_parameters(model):
+            p.requires_grad_(True)
+    if recipe.norm.synchronise:
+        norm.synchronise(model)
+    return model
