@@ -76,8 +76,9 @@ def normalise_by_batch(
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
+    gamma, beta = (None if half is None else half.to(dtype) for half in (weight, bias))
     # With momentum 1 the "running" buffers that the kernel writes are the batch's own moments.
-    y = F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
+    y = F.batch_norm(x, mean, var, gamma, beta, True, 1.0, eps)
     n = x.numel() // x.shape[1]
     return y, [Moments(mean[None], var[None] * ((n - 1) / n), n)]
 
