@@ -46,9 +46,7 @@ def check_input(model: nn.Module, x: Tensor, y: Tensor | None = None) -> list[st
     if not x.is_floating_point():
         return [f"pixels are {x.dtype}, the model takes floats in [0, 1]: divide by 255"]
     if x.dim() != 4 or x.shape[1] != pixels.spec.channels:
-        return [
-            f"images of shape {tuple(x.shape)}: the model takes (N, {pixels.spec.channels}, height, width)"
-        ]
+        return [f"images have shape {tuple(x.shape)}, the model takes (N, {pixels.spec.channels}, H, W)"]
     found = [*_range_faults(x), *_double_normalisation(pixels)]
     return found if found or y is None else _faults_by_accuracy(pixels, x, y)
 

@@ -153,9 +153,7 @@ def _trace(tracer: fx.Tracer, net: nn.Module) -> fx.Graph:
         return tracer.trace(net)
     except Exception as error:  # tracing runs the user's own forward pass, which may raise anything at all
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BadInput(
-            f"{type(net).__name__} cannot be cut, its forward pass cannot be traced: {why}"
-        ) from error
+        raise BadInput(f"{type(net).__name__} cannot be cut, tracing it failed: {why}") from error
 
 
 def _same_in_both_modes(net: nn.Module) -> bool:

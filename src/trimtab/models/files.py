@@ -157,21 +157,30 @@ def spec_in(described: Mapping[str, Any]) -> InputSpec:
     return InputSpec((height, width), given["channels"], tuple(given["mean"]), tuple(given["std"]))
 
 
+_OLD_FORMAT = b"\x80\x02\x8a\n" + 0x1950A86A20F9469CFC6C.to_bytes(10, "little") + b"."
+"""How files of torch before 1.6 begin: a pickled magic number."""
+
+
 def _read_torch(file: Path, head: bytes) -> Any:
-    zipped = head.startswith(b"PK")
-    if not zipped and not head.startswith(b"\x80"):
-        raise BadInput(f"{file} is no checkpoint; give a .safetensors, .pt or .pth file, or a saved folder")
-    if zipped and not zipfile.is_zipfile(file):
-        raise BadInput(f"{file} is cut short; fetch or save it again")
+    damaged = BadInput(f"{file} is damaged or cut short; fetch or save it again")
+    objects = BadInput(
+        f"{file} holds Python objects (a pickle, a whole model, a script), and loading those could run code: "
+        "save the model's state_dict() instead"
+    )
+    if head.startswith(b"PK"):
+        if not zipfile.is_zipfile(file):
+            raise damaged
+    elif not head.startswith(_OLD_FORMAT):
+        unknown = BadInput(
+            f"{file} is no checkpoint; give a .safetensors, .pt or .pth file, or a saved folder"
+        )
+        raise objects if head.startswith(b"\x80") else unknown
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        if isinstance(error, EOFError) or "truncated" in str(error):
-            raise BadInput(f"{file} is cut short; fetch or save it again") from None
-        raise BadInput(
-            f"{file} holds Python objects (a pickle, a whole model or a script), and loading those could run "
-            "code: save the model's state_dict() instead"
-        ) from None
+    except pickle.UnpicklingError:
+        raise objects from None
+    except Exception as error:  # what a damaged file makes a parser raise is anybody's guess
+        raise (objects if "TorchScript" in str(error) else damaged) from None
 
 
 _HOMES = ("state_dict", "model_state_dict", "model", "net", "weights")
