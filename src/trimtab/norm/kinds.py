@@ -58,6 +58,9 @@ def _successor(old: nn.Module, kind: str) -> nn.Module:
     gain, fresh = getattr(old, "weight", None), getattr(new, "weight", None)
     if gain is not None and fresh is not None and bool((gain == gain[0]).all()):
         fresh.data.fill_(gain[0].item())
+    for module in after(old) if kind == "none" else ():
+        # Nothing before it makes a copy any more, and its input may serve others.
+        module.inplace = False  # type: ignore[assignment]
     new = nn.Sequential(new, *after(old)) if after(old) else new
     return new.train(old.training)
 
