@@ -126,8 +126,8 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     ema = {}
     if recipe.ema is not None:
         ema = {name: t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
-    if recipe.compile:
-        model.compile()
+    if recipe.compile is not None:
+        model.compile(backend=recipe.compile)
     stepper = fabric.setup_optimizers(optimiser)
     loader = loader_for(fabric, train_set, recipe)
     return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema)

@@ -52,9 +52,10 @@ def rate(schedule: Schedule, step: int, per_epoch: int, total: int) -> float:
     if schedule.kind == "cosine":
         return warm * 0.5 * (1 + math.cos(math.pi * done))
     if schedule.kind == "one-cycle":  # a half cosine up from 1/25, another down to nearly nothing
-        if done < schedule.peak:
-            return warm * _cosine(1 / 25, 1.0, done / schedule.peak)
-        return warm * _cosine(1.0, 1e-4, (done - schedule.peak) / (1 - schedule.peak))
+        top = schedule.peak * total - 1
+        if step <= top:
+            return warm * _cosine(1 / 25, 1.0, step / max(top, 1))
+        return warm * _cosine(1.0, 1e-4, (step - top) / max(total - 1 - top, 1))
     return warm
 
 

@@ -128,8 +128,8 @@ class Recipe:
     ema: float | None = None
     """Decay of an exponential moving average of the weights; its norm statistics are recalibrated."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    compile: bool = False
-    """Compile the network with torch.compile."""
+    compile: str | None = None
+    """Compile the network, with this backend of torch.compile: inductor for speed."""
     seed: int = 0
     checkpoint_steps: int | None = None
     """Also save within an epoch, every so many steps."""
