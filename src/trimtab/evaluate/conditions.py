@@ -69,13 +69,18 @@ class Condition:
 @torch.no_grad()
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Which images the model gets right."""
+    return logits(model, x, y).argmax(1) == y
+
+
+def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """What the model says, if it says it as a classifier of these labels does."""
     z = model(x)
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
-    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < z.shape[1]):
+    if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
         found = f"{int(y.min())} to {int(y.max())}"
         raise BadInput(f"labels must lie in 0..{z.shape[1] - 1} for this model, found {found}")
-    return z.argmax(1) == y
+    return z
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from trimtab.evaluate import trust
 from trimtab.evaluate.card import Card, Flag, Progress, Row
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
 from trimtab.evaluate.engine import CHUNK, Cell, Subject, measure
-from trimtab.evaluate.keys import digest
+from trimtab.evaluate.keys import describe, digest
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
@@ -47,6 +47,7 @@ def run(
     batch_size: int = CHUNK,
     chunk: int = CHUNK,
     keep_images: bool = False,
+    examine: bool = True,
     insist: bool = False,
     processes: int = 1,
     fabric: Fabric | None = None,
@@ -65,6 +66,7 @@ def run(
     `command` are for the card: what the model is called, and how to make the card again.
 
     If the pixels turn out to be wrongly normalised, no robust accuracy is measured, unless you `insist`.
+    `examine=False` leaves out the probing attacks of the trust card, which then rests on the suite alone.
     """
     plan = _Plan(
         suite=suite if isinstance(suite, str) else "own",
@@ -75,6 +77,7 @@ def run(
         states=tuple(states),
         sizes={"batch_size": _positive("batch_size", batch_size), "chunk": _positive("chunk", chunk)},
         keep_images=keep_images,
+        examine=examine,
         insist=insist,
         name=name or _name_of(model),
         command=command,
@@ -99,14 +102,16 @@ class _Plan:
     states: tuple[NormState, ...]
     sizes: dict[str, int]
     keep_images: bool
+    examine: bool
     insist: bool
     name: str
     command: str | None
 
     @property
     def budgets(self) -> list[Budget]:
+        """The budgets within which attacks are examined."""
         tried = (condition.budget for condition in self.conditions if isinstance(condition, Attacked))
-        return list(dict.fromkeys(budget for budget in tried if budget is not None))
+        return list(dict.fromkeys(budget for budget in tried if budget and self.examine))
 
 
 def _on_its_device(fabric: Fabric, *given: Any) -> Card:
@@ -134,7 +139,7 @@ def _carry_out(
         "trimtab": trimtab.__version__,
         "torch": torch.__version__,
         **subject.identity,
-        "pixels": asdict(getattr(model, "spec", images.spec)),
+        "pixels": describe(getattr(model, "spec", images.spec)),
         "command": plan.command,
     }
     card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.attacks import FGSM, L2, PGD, Attack, Linf, Square
 from trimtab.data.sets import Batch
-from trimtab.evaluate.conditions import Attacked, Columns, Condition
+from trimtab.evaluate.conditions import Attacked, Columns, Condition, logits
 from trimtab.evaluate.suites import curve
 from trimtab.types import Budget, InputSpec
 
@@ -49,7 +49,7 @@ class Health(Condition):
     @torch.no_grad()
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         x, y = batch.x, batch.y
-        z = model(x)
+        z = logits(model, x, y)
         scale = z.nan_to_num().abs().max().clamp(min=1e-6)
 
         def apart(other: Tensor) -> Tensor:

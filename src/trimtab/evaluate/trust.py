@@ -7,7 +7,7 @@ in less than one case of a thousand (sign test), so that a sound model raises no
     modes, stochastic, batch, non-finite     the model is not one function of the image
     normalisation                            pixels arrive normalised twice, never, or in another range
     probabilities, no gradient               attacks on logits cannot climb
-    weak attack                              PGD is weaker than FGSM
+    weak attack, one step                    PGD is weaker than FGSM; FGSM is far weaker than PGD
     steps, budget                            more steps, or a larger budget, break less
     unbounded                                images stand although anything is allowed
     black box                                a search without gradients breaks what gradients did not
@@ -171,6 +171,11 @@ def attack_flags(budget: Budget, seen: Mapping[str, Columns]) -> Iterator[Flag]:
     stands = {role: columns["correct"] for role, columns in seen.items()}
     after = [seen["PGD"][f"{AFTER}{mark}"] for mark in MARKS]
     yield from weak_flags(stands["PGD"], stands["FGSM"], budget)
+    right = seen["FGSM"]["broken_at"] != 0
+    by_one, by_many = int((right & ~stands["FGSM"]).sum()), int((right & ~stands["PGD"]).sum())
+    if by_many >= 10 and by_one < by_many / 4:
+        saw = f"one step breaks {by_one} images, many break {by_many} ({budget})"
+        yield Flag("one step", saw, "the model is fitted to single steps: quote no number of FGSM for it")
     for (early, late), (fewer, more) in zip(pairwise(MARKS), pairwise(after), strict=True):
         if more_stand(more, fewer):
             saw = f"{_share(fewer)} stand after {early} steps of PGD, {_share(more)} after {late} ({budget})"

@@ -1,0 +1,84 @@
+"""A key changes with everything that determines a result, and with nothing else."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import trimtab
+from trimtab.attacks import CW, FGSM, L2, PGD, Linf
+from trimtab.evaluate import Corrupted, Noise, keys
+from trimtab.types import BadInput
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+
+
+METHODS = [
+    *(PGD(), PGD(steps=21), PGD(Linf("4/255")), PGD(L2("8/255")), PGD(score="any"), PGD(restarts=2)),
+    *(CW(), FGSM(), Noise(0.1), Noise(0.2), Corrupted("fog", 1), Corrupted("fog", 2), Corrupted("snow", 1)),
+]
+
+
+def test_methods_that_differ_in_anything_have_different_keys() -> None:
+    digests = {keys.digest(keys.describe(method)) for method in METHODS}
+    assert len(digests) == len(METHODS)
+
+
+def test_the_same_method_written_in_another_way_has_the_same_key() -> None:
+    assert keys.describe(PGD(Linf("8/255"), steps=5)) == keys.describe(PGD(steps=5, budget=Linf(8 / 255)))
+
+
+def test_a_new_version_of_a_method_has_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = keys.digest(keys.describe(PGD()))
+    monkeypatch.setattr(PGD, "version", PGD.version + 1)
+    assert keys.digest(keys.describe(PGD())) != before
+
+
+@dataclass(frozen=True)
+class Holder:
+    version: ClassVar[int] = 1
+    inner: object = field(default=None)
+
+
+def test_what_cannot_be_told_apart_is_refused() -> None:
+    with pytest.raises(BadInput, match="frozen dataclasses"):
+        keys.describe(Holder(lambda model, x, y: x))
+
+
+def test_equal_models_have_equal_digests_and_training_mode_does_not_matter() -> None:
+    assert keys.weights(net().train()) == keys.weights(net().eval())
+
+
+def test_a_digest_sees_every_parameter_and_buffer() -> None:
+    whole = keys.weights(net())
+    for name, tensor in (model := net()).state_dict().items():
+        kept = tensor.clone()
+        tensor.add_(1)
+        assert keys.weights(model) != whole, name
+        tensor.copy_(kept)
+    assert keys.weights(model) == whole
+
+
+def test_a_digest_sees_branches_unsaved_buffers_and_architecture() -> None:
+    branched = trimtab.steer(net())
+    trimtab.add_branch(branched, "adv", copy_of="main")
+    other = net()
+    other[2] = nn.GELU()
+    hidden = net()
+    hidden.register_buffer("mean", torch.zeros(3), persistent=False)
+    shifted = net()
+    shifted.register_buffer("mean", torch.ones(3), persistent=False)
+    assert len({keys.weights(model) for model in (net(), branched, other, hidden, shifted)}) == 5
+
+
+def test_a_digest_is_not_fooled_by_addresses_in_a_description() -> None:
+    class Named(nn.Identity):
+        def extra_repr(self) -> str:
+            return repr(object())
+
+    assert keys.weights(Named()) == keys.weights(Named())

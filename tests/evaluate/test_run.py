@@ -1,0 +1,305 @@
+"""Runs: right numbers, nothing measured twice, and the same result whatever the batch size."""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import pytest
+import torch
+from evaluate_nets import Net, trained
+from torch import Tensor, nn
+
+import trimtab
+from trimtab import adapt, data
+from trimtab.attacks import FGSM, PGD, CurvePGD, Linf, ThroughBatch
+from trimtab.data import Batch
+from trimtab.data.corruptions import corrupt
+from trimtab.data.embedded import sample
+from trimtab.evaluate import (
+    Attacked,
+    Branch,
+    Clean,
+    Condition,
+    Corrupted,
+    Frozen,
+    Noise,
+    PerBatch,
+    Progress,
+    Running,
+    Store,
+    engine,
+    images,
+    rescore,
+    run,
+)
+from trimtab.types import BadInput
+
+WEAK = PGD(Linf("8/255"), steps=5, score="any")
+
+
+def ledger(model: nn.Module, condition: Condition, store: Store, n: int, **how: object) -> dict[str, Tensor]:
+    subject = engine.Subject(model, sample(), store, **how)  # type: ignore[arg-type]
+    return engine.measure(engine.Cell(subject, condition, Running(), 0, n))
+
+
+def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def test_rows_hold_what_a_plain_loop_finds(store: Store) -> None:
+    model, few = trained(), sample().subset(slice(0, 200))
+    x, y, ids = few.take(torch.arange(200))
+    card = run(model, few, [Clean(), Corrupted("contrast", 3), FGSM()], store=store, chunk=64, examine=False)
+    expected = [
+        by_hand(model, x, y),
+        by_hand(model, corrupt(x, "contrast", 3, seed=0, ids=ids), y),
+        by_hand(model, FGSM()(model, x, y), y),
+    ]
+    assert [row.accuracy for row in card.rows] == expected
+    assert [row.kind for row in card.rows] == ["clean", "corruption", "attack"]
+    assert all(row.n == 200 and row.interval[0] < row.accuracy < row.interval[1] for row in card.rows)
+
+
+def test_noise_has_the_deviation_it_says() -> None:
+    x = torch.full((4, 1, 64, 64), 0.5)
+    shown = Noise("0.1").shown(Batch(x, torch.zeros(4).long(), torch.arange(4)), seed=0)
+    assert float((shown - x).std()) == pytest.approx(0.1, rel=0.02)
+    assert float((shown - x).mean()) == pytest.approx(0, abs=0.005)
+
+
+@dataclass(frozen=True)
+class Counted(Condition):
+    """A condition from outside: it counts its calls, and may be told to fail."""
+
+    kind: ClassVar[str] = "counted"
+    asked: ClassVar[list[int]] = []
+    fails_at: ClassVar[int | None] = None
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> dict[str, Tensor]:
+        if Counted.fails_at in batch.ids.tolist():
+            raise RuntimeError("power cut")
+        Counted.asked.extend(batch.ids.tolist())
+        return {"correct": batch.ids % 2 == 0, "size": batch.ids.double()}
+
+    def figures(self, columns: dict[str, Tensor]) -> dict[str, float]:
+        return {"size": float(columns["size"].mean())}
+
+    def __str__(self) -> str:
+        return "counted"
+
+
+@pytest.fixture
+def counted() -> Counted:
+    Counted.asked, Counted.fails_at = [], None
+    return Counted()
+
+
+def test_a_condition_from_outside_needs_no_change_elsewhere(store: Store, counted: Counted) -> None:
+    (row,) = run(trained(), sample(), [counted], store=store, limit=100, chunk=32).rows
+    assert (row.accuracy, row.figures["size"], row.kind) == (0.5, 49.5, "counted")
+
+
+def test_finished_chunks_are_never_measured_again(store: Store, counted: Counted) -> None:
+    Counted.fails_at = 70
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(trained(), sample(), [counted], store=store, limit=100, chunk=32)
+    assert Counted.asked == list(range(64))
+    Counted.fails_at = None
+    first = run(trained(), sample(), [counted], store=store, limit=100, chunk=32)
+    assert Counted.asked == list(range(100))
+    assert run(trained(), sample(), [counted], store=store, limit=100, chunk=32).json() == first.json()
+    run(trained(), sample(), [counted], store=store, limit=70, chunk=32)  # part of a chunk that is there
+    assert Counted.asked == list(range(100))
+    run(
+        trained(), sample(), [counted], store=store, limit=140, chunk=32
+    )  # only what is beyond the last whole one
+    assert Counted.asked == [*range(100), *range(96, 140)]
+
+
+def test_a_lost_file_is_measured_again(store: Store, counted: Counted) -> None:
+    first = run(trained(), sample(), [counted], store=store, limit=100, chunk=32)
+    for place in store.samples.rglob("*.safetensors"):
+        place.unlink()
+    assert run(trained(), sample(), [counted], store=store, limit=100, chunk=32).json() == first.json()
+    assert Counted.asked == [*range(100), *range(100)]
+
+
+def test_other_weights_seeds_and_data_are_other_cells(store: Store, counted: Counted) -> None:
+    other = Net(sample().spec)
+    for model, images_, seed in (
+        (trained(), sample(), 0),
+        (other, sample(), 0),
+        (trained(), sample("train"), 0),
+        (trained(), sample(), 1),
+    ):
+        run(model, images_, [counted], store=store, limit=10, seed=seed)
+    assert len(Counted.asked) == 40
+
+
+def test_the_batch_size_does_not_change_a_ledger_in_float64(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = Net(sample().spec).double()
+    model.load_state_dict(trained().state_dict())
+    small, large = (
+        ledger(model, Attacked(WEAK), Store(tmp_path_factory.mktemp("s") / "s"), 256, batch_size=size)
+        for size in (16, 256)
+    )
+    assert small.keys() == large.keys() == {"correct", "broken_at"}
+    assert all(torch.equal(small[name], large[name]) for name in small)
+
+
+def test_the_batch_size_changes_at_most_one_image_in_a_thousand_in_float32(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, large = (
+        ledger(trained(), Attacked(WEAK), Store(tmp_path_factory.mktemp("s") / "s"), 2000, batch_size=size)
+        for size in (16, 256)
+    )
+    differ = int((small["correct"] != large["correct"]).sum())
+    with capsys.disabled():
+        print(f"\nbatches of 16 and 256: {differ} of 2000 images differ in float32")
+    assert differ <= 2
+
+
+def test_norm_states_measure_what_their_functions_make(store: Store) -> None:
+    model = trimtab.steer(Net(sample().spec))
+    model.load_state_dict(trained().state_dict())
+    trimtab.add_branch(model, "adv", copy_of="main")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if ".branches.adv." in name and name.endswith("weight"):
+                tensor.mul_(0.5)
+    dark = Corrupted("brightness", 5)
+    few = sample().subset(slice(0, 128))
+    x, y, ids = few.take(torch.arange(128))
+    shown = corrupt(x, "brightness", 5, seed=0, ids=ids)
+    states = (Running(), Branch("adv"), PerBatch(), Frozen(images=16))
+    card = run(model, few, [dark], store=store, states=states, chunk=64)
+    with trimtab.use(model.eval(), branch="adv"):
+        on_branch = by_hand(model, shown, y)
+    per_batch = adapt.per_batch(model)
+    by_batches = (by_hand(per_batch, shown[:64], y[:64]) + by_hand(per_batch, shown[64:], y[64:])) / 2
+    frozen = by_hand(adapt.frozen(model, shown[:16]), shown, y)
+    found = {row.state: row.accuracy for row in card.rows}
+    assert list(found.values()) == [by_hand(model, shown, y), on_branch, by_batches, frozen]
+    assert {flag.state for flag in card.flags if flag.name == "batch"} == {str(PerBatch())}
+
+
+def test_where_a_batch_is_coupled_its_size_is_part_of_the_key(store: Store) -> None:
+    def key(state: Running | PerBatch, condition: Condition, chunk: int, batch_size: int) -> str:
+        subject = engine.Subject(trained(), sample(), store, chunk=chunk, batch_size=batch_size)
+        return engine.Cell(subject, condition, state, 0, 256).key
+
+    assert key(Running(), Clean(), 64, 16) == key(Running(), Clean(), 128, 32)
+    assert key(PerBatch(), Clean(), 64, 16) == key(PerBatch(), Clean(), 64, 32)
+    assert key(PerBatch(), Clean(), 64, 16) != key(PerBatch(), Clean(), 128, 16)
+    through = Attacked(ThroughBatch(WEAK))
+    assert key(Running(), through, 64, 16) != key(Running(), through, 128, 16)
+
+
+def test_kept_images_score_to_the_printed_number(store: Store) -> None:
+    model, suite = trained(), [FGSM(), WEAK]
+    run(
+        model, sample(), suite, store=store, limit=300, examine=False
+    )  # without images first: they are then made
+    card = run(model, sample(), suite, store=store, limit=300, keep_images=True, examine=False)
+    for row, attack in zip(card.rows, suite, strict=True):
+        assert rescore(model, sample(), row, store).correct == row.correct
+        for (start, stop), x in images(row, store):
+            far = (x - sample().take(torch.arange(start, stop)).x).abs().max()
+            assert 0 < float(far) <= attack.budget.radius + 1e-6
+
+
+def test_images_that_were_not_kept_are_missed_by_name(store: Store) -> None:
+    card = run(trained(), sample(), [FGSM()], store=store, limit=20, examine=False)
+    with pytest.raises(BadInput, match="keep_images=True"):
+        rescore(trained(), sample(), card.rows[0], store)
+
+
+def test_a_curve_is_one_run_with_its_step_printed(store: Store) -> None:
+    long = CurvePGD(Linf("8/255"), steps=20, step_size="1/255", marks=(5, 20))
+    (row,) = run(trained(), sample(), [long], store=store, limit=100, examine=False).rows
+    assert row.figures["after 20"] == row.accuracy <= row.figures["after 5"]
+    assert "step 1/255" in row.condition
+    assert row.score == "last iterate"
+
+
+def test_a_run_leaves_no_trace(store: Store) -> None:
+    model = trimtab.steer(Net(sample().spec)).train()
+    model.net[1].eval()
+    model.net[0].weight.grad = torch.ones_like(model.net[0].weight)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    drawn = torch.get_rng_state()
+    run(model, sample(), store=store, limit=32, states=(Running(), PerBatch()))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(model.net[0].weight.grad, torch.ones_like(model.net[0].weight))
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_progress_ends_complete_and_its_bounds_close_on_the_accuracy(store: Store) -> None:
+    told: list[Progress] = []
+    card = run(trained(), sample(), [Clean(), WEAK], store=store, limit=100, chunk=32, progress=told.append)
+    assert told[-1].done == told[-1].total
+    assert [p.done for p in told] == sorted(p.done for p in told)
+    clean = [p for p in told if p.condition == "clean"]
+    assert clean[0].lower == 0
+    assert clean[0].upper == 1
+    assert clean[-1].lower == clean[-1].upper == card.rows[0].accuracy
+    assert all(a.lower <= b.lower and b.upper <= a.upper for a, b in pairwise(clean))
+    assert told[0].seconds_left is None
+    assert told[-1].seconds_left == pytest.approx(0, abs=1e-6)
+
+
+def test_a_loader_of_images_and_labels_is_data(store: Store) -> None:
+    x, y, _ = sample().take(torch.arange(40))
+    whole = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(whole, batch_size=7)
+    (row,) = run(trained(), loader, [Clean()], store=store).rows
+    assert row.accuracy == by_hand(trained(), x, y)
+
+
+def test_a_stochastic_model_gives_the_same_card_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    class Noisy(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + 0.3 * torch.randn_like(x))
+
+    torch.manual_seed(0)
+    model = Noisy(sample().spec)
+    stores = [Store(tmp_path_factory.mktemp("s") / "s") for _ in range(2)]
+    first, again = (run(model, sample(), [Clean()], store, limit=64) for store in stores)
+    assert first.json() == again.json()
+    assert "stochastic" in {flag.name for flag in first.flags}
+
+
+def test_what_cannot_be_evaluated_is_told_in_a_sentence(store: Store) -> None:
+    def refused(
+        match: str, model: nn.Module, images_: object, suite: object = "quick", **how: object
+    ) -> None:
+        with pytest.raises(BadInput, match=match):
+            run(model, images_, suite, store=store, **how)  # type: ignore[arg-type]
+
+    few = sample().subset(slice(0, 10))
+    x, y, _ = few.take(torch.arange(10))
+    refused("no suite 'fast'; take one of quick, standard, full", trained(), few, "fast")
+    refused("at least one condition", trained(), few, [])
+    refused("conditions and attacks, found 3", trained(), few, [3])
+    refused("labels must lie in 0..9", trained(), data.as_set((x, y + 10)), [Clean()])
+    refused("limit must be 1 or more, found 0", trained(), few, limit=0)
+    refused("batch_size must be 1 or more", trained(), few, batch_size=0)
+    refused("logits of shape", nn.Conv2d(1, 3, 3), few, [Clean()])
+    refused("frozen dataclasses", trained(), few, [lambda model, x, y: x])
+    assert not [row for row in store.cells() if "lambda" in row[1]]
+
+
+def test_a_card_is_read_back_as_it_was_written(store: Store) -> None:
+    card = run(trained(), sample(), [Clean(), WEAK], store=store, limit=20, name="net", command="by hand")
+    assert type(card).read(card.json()) == card
+    held = json.loads(card.json())
+    assert held["provenance"]["command"] == "by hand"
+    assert not any(word in card.json() for word in ("time", "date", "seconds"))
+    with pytest.raises(BadInput, match="not a scorecard"):
+        type(card).read("<html>")

@@ -1,0 +1,188 @@
+"""Planted defects each raise their flag; sound models raise none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from evaluate_nets import trained
+from torch import Tensor, nn
+
+from trimtab import adapt, attacks
+from trimtab.data.embedded import sample
+from trimtab.evaluate import Clean, Store, run, trust
+from trimtab.evaluate.trust import more_stand
+from trimtab.types import InputSpec
+
+
+class Defect(nn.Module):
+    """A sound network inside something that spoils it."""
+
+    def __init__(self, eps: float = 0.0) -> None:
+        super().__init__()
+        self.inner = trained(eps)
+        self.spec: InputSpec = self.inner.spec
+
+
+class Quantised(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner((x * 15).round() / 15)
+
+
+class Softmaxed(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).softmax(1)
+
+
+class DropoutOn(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.dropout(self.inner.net[:7](self.normal(x)), 0.3), *self.last)
+
+    def normal(self, x: Tensor) -> Tensor:
+        return (x - self.spec.mean[0]) / self.spec.std[0]
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        return self.inner.net[7].weight, self.inner.net[7].bias
+
+
+class StaysInTraining(Defect):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.drop.train(True)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.inner(x))
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return torch.zeros_like(grad)
+
+
+class GradientKiller(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(_NoGradient.apply(x))
+
+
+class _FittedToOneStep(torch.autograd.Function):
+    """Gradients that mislead at images as they come (whole levels of 255) and nowhere else."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        off_grid = ((x * 255) - (x * 255).round()).abs().amax((1, 2, 3), keepdim=True) > 1e-3
+        return torch.where(off_grid, grad, -grad)
+
+
+class Overfitted(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(_FittedToOneStep.apply(x))
+
+
+class Rippled(Defect):
+    """A fine ripple over the pixels drowns the gradient that matters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x + 0.004 * torch.sin(2000 * x))
+
+
+class TwiceNormalised(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner((x - self.spec.mean[0]) / self.spec.std[0])
+
+
+class NeverNormalised(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.net(x)
+
+
+class WantsBytes(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x / 255)
+
+
+def coupled() -> nn.Module:
+    return adapt.per_batch(trained())
+
+
+AT_EPS = (attacks.Linf("8/255"),)
+PLANTED = {
+    "quantised input": (Quantised, AT_EPS, {"no gradient", "black box"}),
+    "gradient killer": (GradientKiller, AT_EPS, {"no gradient", "unbounded", "black box"}),
+    "FGSM-overfitted": (Overfitted, AT_EPS, {"one step"}),
+    "rippled": (Rippled, AT_EPS, {"black box"}),
+    "softmax output": (Softmaxed, (), {"probabilities"}),
+    "dropout on": (DropoutOn, (), {"stochastic"}),
+    "dropout that eval does not reach": (StaysInTraining, (), {"modes", "stochastic"}),
+    "batch-coupled BN": (coupled, (), {"batch"}),
+    "normalised twice": (TwiceNormalised, (), {"normalisation"}),
+    "never normalised": (NeverNormalised, (), {"normalisation"}),
+    "wants bytes": (WantsBytes, (), {"normalisation"}),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_defect_raises_its_flag(planted: str) -> None:
+    make, budgets, expected = PLANTED[planted]
+    found = trust.examine(make(), sample(), budgets)
+    names = {flag.name for flag in found}
+    assert expected <= names
+    assert budgets or expected == names  # what is wrong with the model itself is named, and nothing else
+    assert all(flag.saw and flag.advice for flag in found)
+
+
+@pytest.mark.parametrize("eps", [0.0, 8 / 255], ids=["standard", "adversarially trained"])
+def test_a_sound_model_raises_no_flag(eps: float, store: Store) -> None:
+    card = run(trained(eps), sample(), store=store, limit=512)
+    assert card.flags == ()
+    assert card.trusted
+
+
+def test_no_robust_accuracy_is_measured_on_pixels_normalised_twice(store: Store) -> None:
+    suite = [Clean(), attacks.FGSM()]
+    card = run(TwiceNormalised(), sample(), suite, store=store, limit=256)
+    assert [row.kind for row in card.rows] == ["clean"]
+    assert "normalisation" in {flag.name for flag in card.flags}
+    assert len(run(TwiceNormalised(), sample(), suite, store=store, limit=256, insist=True).rows) == 2
+
+
+def test_few_images_raise_a_flag_with_their_interval(store: Store) -> None:
+    card = run(trained(), sample(), [Clean()], store=store, limit=20)
+    (flag,) = card.flags
+    assert flag.name == "samples"
+    assert "20 images" in flag.saw
+
+
+def test_a_curve_that_still_falls_raises_a_flag(store: Store) -> None:
+    short = attacks.CurvePGD(
+        attacks.Linf(0.2), steps=10, step_size="2/255", marks=(5, 10), random_start=False
+    )
+    card = run(trained(), sample(), [short], store=store, limit=128)
+    flag = next(flag for flag in card.flags if flag.name == "curve")
+    before, after = (card.rows[0].figures[f"after {mark}"] for mark in (5, 10))
+    assert before > after
+    assert f"{before:.1%}" in flag.saw
+
+
+def test_only_differences_beyond_chance_count() -> None:
+    base = torch.tensor([True] * 50 + [False] * 50)
+    one_way, both_ways = base.clone(), base.clone()
+    one_way[50:60] = True  # ten images stand that fell, none the reverse: p = 2 ** -10
+    both_ways[50:60], both_ways[:8] = True, False
+    assert more_stand(one_way, base)
+    assert not more_stand(base, one_way)
+    assert not more_stand(both_ways, base)
