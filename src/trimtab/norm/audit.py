@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ _OTHER_KINDS = {nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
 @dataclass(frozen=True)
 class Trouble:
+    kind: str
+    """In a word or two."""
     what: str
     """What was found, in a clause."""
     advice: str
@@ -100,7 +102,7 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         statistics = layer.statistics_holder(branch) if isinstance(layer, Steered) else layer
         affine = layer.affine_holder(branch) if isinstance(layer, Steered) else layer
         where = "" if branch == MAIN else f"branch {branch}: "
-        trouble += [Trouble(where + t.what, t.advice) for t in _troubles(affine, statistics)]
+        trouble += [replace(t, what=where + t.what) for t in _troubles(affine, statistics)]
     momentum = getattr(layer, "momentum", None)
     trouble += _momentum_troubles(momentum)
     drift_mean = drift_std = None
@@ -108,9 +110,12 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         sigma = (layer.running_var + layer.eps).sqrt()
         drift_mean = float(((batch.mean - layer.running_mean).abs() / sigma).mean())
         drift_std = float(((batch.var + layer.eps).sqrt() / sigma).log().mean().exp())
-        if not drift_mean < DRIFT or not 0.5 < drift_std < 2.0:
+        off = not drift_mean < DRIFT or not 0.5 < drift_std < 2.0
+        if off and not any(t.kind == "never trained" for t in trouble):
             what = f"on this data the mean is {drift_mean:.2g} deviations off, the deviation {drift_std:.2g}x"
-            trouble.append(Trouble(what, "the statistics are of another domain: recalibrate or adapt"))
+            trouble.append(
+                Trouble("drift", what, "the statistics are of another domain: recalibrate or adapt")
+            )
     return LayerAudit(
         name=name,
         kind="batch",
@@ -131,34 +136,46 @@ def _troubles(affine: Any, statistics: Any) -> Iterable[Trouble]:
     mean, var = statistics.running_mean, statistics.running_var
     gains = [t for t in (affine.weight, affine.bias) if t is not None]
     if not all(bool(t.isfinite().all()) for t in gains):
-        yield Trouble("non-finite gain or bias", "restore an earlier checkpoint")
+        yield Trouble("not finite", "non-finite gain or bias", "restore an earlier checkpoint")
     if mean is None:
-        yield Trouble("keeps no running statistics", "an image's output depends on its batch; track them")
+        yield Trouble(
+            "no statistics",
+            "keeps no running statistics",
+            "an image's output depends on its batch; track them",
+        )
         return
     if not (mean.isfinite().all() and var.isfinite().all()):
-        yield Trouble("non-finite running statistics", "recalibrate on clean data")
+        yield Trouble("not finite", "non-finite running statistics", "recalibrate on clean data")
     elif bool((mean == 0).all()) and bool((var == 1).all()):
-        yield Trouble("running statistics were never trained", "train, or recalibrate on data")
+        yield Trouble(
+            "never trained", "running statistics were never trained", "train, or recalibrate on data"
+        )
     else:
         negative, dead = int((var < 0).sum()), int(((var >= 0) & (var < DEAD_VARIANCE)).sum())
         if negative:
-            yield Trouble(f"{negative} channels have a negative variance", "recalibrate on clean data")
+            yield Trouble(
+                "negative", f"{negative} channels have a negative variance", "recalibrate on clean data"
+            )
         if dead:
             what = f"{dead} of {len(var)} channels are dead (constant)"
-            yield Trouble(what, "prune them or lower the learning rate; their shift has no effect")
+            yield Trouble(
+                "dead channels", what, "prune them or lower the learning rate; their shift has no effect"
+            )
 
 
 def _momentum_troubles(momentum: float | None) -> Iterable[Trouble]:
     if momentum == 0:
-        yield Trouble("momentum 0", "running statistics never learn; take 0.1, or freeze on purpose")
+        yield Trouble(
+            "momentum", "momentum 0", "running statistics never learn; take 0.1, or freeze on purpose"
+        )
     elif momentum == 1:
-        yield Trouble("momentum 1", "running statistics are those of the last batch; take 0.1")
+        yield Trouble("momentum", "momentum 1", "running statistics are those of the last batch; take 0.1")
 
 
 def _audit_other(name: str, layer: Any, kind: str) -> LayerAudit:
     trouble = []
     if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
-        trouble.append(Trouble("non-finite gain or bias", "restore an earlier checkpoint"))
+        trouble.append(Trouble("not finite", "non-finite gain or bias", "restore an earlier checkpoint"))
     channels = _channels(layer)
     return LayerAudit(name, kind, channels, (MAIN,), None, layer.training, None, None, None, tuple(trouble))
 

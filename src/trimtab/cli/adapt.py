@@ -1,0 +1,99 @@
+"""`trimtab adapt`: what test-time statistics bring on noisy or corrupted images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab.cli.options import Json, Model, Seed, Split
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """Accuracy with and without adapted statistics, over noise, rho and batch size.
+
+    Each table of the paper is one command:
+      adapt MODEL --sigma 0 0.25 0.5 0.75                     noise levels (table 1)
+      adapt MODEL --sigma 0.5 --rho 0 0.1 0.3 0.5 0.7 0.9 1   how much of the batch (table 4)
+      adapt MODEL --sigma 0.5 --batch-size 8 16 32 64 128     how large a batch (table 5)
+    """
+
+    model: Model
+    data: str = "sample"
+    """Images with labels (`trimtab data list`)."""
+    split: Split = "test"
+    limit: int | None = None
+    """Only the first so many images."""
+    sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
+    """Deviations of Gaussian noise, in pixels; 0 is clean."""
+    corruption: tuple[str, ...] = ()
+    """Common corruptions to try as well, as NAME or NAME:SEVERITY."""
+    rho: tuple[str, ...] = ("1",)
+    """Weight of the batch's own statistics."""
+    batch_size: tuple[int, ...] = (256,)
+    """Sizes of the batches that adapt."""
+    blend_of: str = "std"
+    """What rho mixes beside the mean: std (the paper) or var."""
+    seed: Seed = 0
+    store: Path = Path(".trimtab/store.sqlite")
+    """Where results are kept."""
+    save: Path | None = None
+    """Freeze the model on the first images (with the first sigma's noise) and save it here."""
+    json: Json = False
+
+    def run(self) -> int:
+        import trimtab
+        from trimtab import adapt, data, evaluate
+        from trimtab.cli import show
+        from trimtab.cli.evaluate import run_with_progress
+        from trimtab.evaluate import conditions, states
+        from trimtab.types import number
+
+        model, images = trimtab.load(self.model), data.load(self.data, self.split)
+        shown = [conditions.Noise(s) if number(s) else conditions.Clean() for s in self.sigma]
+        shown += [_corrupted(text) for text in self.corruption]
+        cards = {}
+        for size in self.batch_size:
+            adapted = [states.PerBatch(number(rho), self.blend_of) for rho in self.rho]
+            cards[size] = run_with_progress(
+                evaluate, model, images, suite=shown, store=self.store, limit=self.limit, seed=self.seed,
+                states=[states.Running(), *adapted], batch_size=size, chunk=size, name=self.model,
+            )  # fmt: skip
+        if self.save is not None:
+            count = max(self.batch_size)
+            first = shown[0].shown(next(iter(images.batches(count))), self.seed)
+            trimtab.save(
+                adapt.frozen(model, first, number(self.rho[-1]), self.blend_of, str(shown[0])), self.save
+            )
+        if self.json:
+            import json
+
+            print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
+            return 0
+        for size, card in cards.items():
+            columns = list(dict.fromkeys(row.state for row in card.rows))
+            by = {(row.condition, row.state): row for row in card.rows}
+            rows = [
+                [
+                    condition,
+                    *(show.accuracy(by[condition, s].accuracy, by[condition, s].interval) for s in columns),
+                ]
+                for condition in dict.fromkeys(row.condition for row in card.rows)
+            ]
+            show.table(
+                f"{self.model} on {card.data}, batches of {size}",
+                ["images", *columns],
+                rows,
+                right=range(1, 9),
+            )
+        if self.save is not None:
+            show.out.print(f"The frozen model is in {self.save}.", markup=False)
+        return 0
+
+
+def _corrupted(text: str):  # type: ignore[no-untyped-def]  # the type is imported when the command runs
+    from trimtab.evaluate.conditions import Corrupted
+    from trimtab.types import number
+
+    name, _, severity = text.partition(":")
+    return Corrupted(name, int(number(severity or 3)))

@@ -1,0 +1,77 @@
+"""`trimtab data`: image sets, fetched and listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from trimtab.cli.options import Json
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Download a published set and check it. Killed and run again, it goes on."""
+
+    name: tyro.conf.Positional[str]
+    """cifar10, cifar100, svhn or tiny-imagenet."""
+    root: Path | None = None
+    """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
+    source: Path | None = None
+    """The published file, if it is at hand: nothing is downloaded then."""
+    json: Json = False
+
+    def run(self) -> int:
+        from trimtab import data
+        from trimtab.cli import show
+
+        with show.progress(f"fetching {self.name}", unit="") as tell:
+            home = data.fetch(
+                self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
+            )
+        if self.json:
+            show.as_json({"name": self.name, "folder": str(home)})
+        else:
+            show.out.print(f"{self.name} is in {home}, and its hash is right.")
+        return 0
+
+
+@dataclass(frozen=True)
+class List:
+    """What `--data` understands, and which published sets are here."""
+
+    root: Path | None = None
+    """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
+    json: Json = False
+
+    def run(self) -> int:
+        from trimtab import data
+        from trimtab.cli import show
+
+        here = data.available(self.root)
+        if self.json:
+            show.as_json(here)
+            return 0
+        states = {"sample": "comes with trimtab", "two-cue": "made on the spot"}
+        rows = [
+            [
+                name,
+                states.get(name)
+                or {True: "here", False: f"`trimtab data fetch {name}`", None: "your files"}[here.get(name)],
+            ]
+            for name in data.NAMES
+        ]
+        show.table("Image sets", ["--data", "where"], rows)
+        return 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Fetch published image sets, and list what there is."""
+
+    action: Annotated[Fetch, tyro.conf.subcommand("fetch")] | Annotated[List, tyro.conf.subcommand("list")]
+
+    def run(self) -> int:
+        return self.action.run()

@@ -1,0 +1,122 @@
+"""`trimtab evaluate`: scorecard, trust card, store, page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from trimtab.cli.options import Json, Model, Seed, Split, Strict
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card
+
+STATES = (
+    "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once)"
+)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a model's accuracy, clean and under attack, and whether the numbers can be trusted.
+
+    Kill it and run it again: it goes on where it was. Finished work is never repeated.
+    """
+
+    model: Model
+    data: str = "sample"
+    """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
+    split: Split = "test"
+    suite: str = "quick"
+    """quick (minutes on a CPU), standard, full (AutoAttack-style), or corruptions."""
+    limit: int | None = None
+    """Only the first so many images."""
+    states: tuple[str, ...] = ("running",)
+    """Which statistics normalise: running, branch:NAME, batch[:RHO], frozen[:IMAGES]."""
+    eps: str = "8/255"
+    """Radius of l_inf attacks, in pixels."""
+    eps_l2: str = "0.5"
+    """Radius of l2 attacks, in pixels."""
+    seed: Seed = 0
+    batch_size: int = 256
+    """Images at once; results do not depend on it (but for states that adapt per batch)."""
+    processes: int = 1
+    """Processes on this machine."""
+    store: Path = Path(".trimtab/store.sqlite")
+    """Where results are kept."""
+    page: Path | None = None
+    """Write the report page here."""
+    keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Keep the adversarial images in the store."""
+    strict: Strict = False
+    json: Json = False
+
+    def run(self) -> int:
+        import trimtab
+        from trimtab import data, evaluate
+        from trimtab.attacks import L2, Linf
+        from trimtab.cli import show
+
+        images = data.load(self.data, self.split)
+        model = trimtab.load(self.model)
+        card = run_with_progress(
+            evaluate,
+            model,
+            images,
+            suite=self.suite,
+            store=self.store,
+            limit=self.limit,
+            seed=self.seed,
+            states=[state(text) for text in self.states],
+            linf=Linf(self.eps),
+            l2=L2(self.eps_l2),
+            batch_size=self.batch_size,
+            keep_images=self.keep_images,
+            processes=self.processes,
+            name=self.model,
+            command=shlex.join(["trimtab", *sys.argv[1:]]),
+        )
+        if self.json:
+            print(card.json(), end="")
+        else:
+            show.scorecard(card)
+        if self.page is not None:
+            from trimtab import report
+
+            report.page([card], self.page)
+            show.err.print(f"The page is {self.page}.", markup=False)
+        return int(self.strict and not card.trusted)
+
+
+def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:
+    """`evaluate.run` with a bar that shows the bounds on the accuracy so far."""
+    from trimtab.cli import show
+
+    with show.progress("evaluating") as tell:
+
+        def told(at: Any) -> None:
+            tell(at.done, at.total, f"{at.condition}: {100 * at.lower:.0f} to {100 * at.upper:.0f} %")
+
+        card: Card = evaluate.run(model, images, progress=told, **options)
+    return card
+
+
+def state(text: str) -> Any:
+    """A norm state as it is written on the command line."""
+    from trimtab.evaluate import states
+    from trimtab.types import BadInput, number
+
+    kind, _, rest = text.partition(":")
+    if kind == "running" and not rest:
+        return states.Running()
+    if kind == "branch" and rest:
+        return states.Branch(rest)
+    if kind == "batch":
+        return states.PerBatch(number(rest or 1.0))
+    if kind == "frozen":
+        return states.Frozen(images=int(number(rest or 256)))
+    raise BadInput(f"{text!r} is no norm state; write one of {STATES}")

@@ -1,0 +1,80 @@
+"""From words on a command line to a command, and from trouble to one clear line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from trimtab.cli.adapt import Adapt
+from trimtab.cli.audit import Audit
+from trimtab.cli.certify import Certify
+from trimtab.cli.data import Data
+from trimtab.cli.demo import Demo
+from trimtab.cli.doctor import Doctor
+from trimtab.cli.evaluate import Evaluate
+from trimtab.cli.report import Report, Runs
+from trimtab.cli.train import Train
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[Audit, tyro.conf.subcommand("audit")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Adapt, tyro.conf.subcommand("adapt")]
+    | Annotated[Certify, tyro.conf.subcommand("certify")]
+    | Annotated[Runs, tyro.conf.subcommand("runs")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+
+ABOUT = """See, steer, attack, train against, adapt and certify the norm statistics of your classifier.
+
+MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module:function;
+DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    overrides: list[str] = []
+    if given[:1] == ["train"]:
+        given, overrides = Train.split(given)
+    command = tyro.cli(
+        Command,
+        prog="trimtab",
+        description=ABOUT,
+        args=given or ["--help"],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    if isinstance(command, Train):
+        command = command.with_overrides(overrides)
+    try:
+        return int(command.run())
+    except ValueError as trouble:
+        from trimtab.types import BadInput
+
+        if not isinstance(trouble, BadInput):
+            raise
+        return _say(str(trouble))
+    except OSError as trouble:
+        if trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            return _say(
+                f"cannot write: {(trouble.strerror or str(trouble)).lower()} ({trouble.filename or 'no file name'})"
+            )
+        raise
+    except KeyboardInterrupt:
+        return _say("interrupted; run the same command again to go on") + 128
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _say(sentence: str) -> int:
+    print(f"trimtab: {sentence}", file=sys.stderr)
+    return 2

@@ -1,0 +1,87 @@
+"""`trimtab runs` and `trimtab report`: what was measured, listed, compared, exported, shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from trimtab.cli.options import Json
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the finished evaluations of a store, compare some of them, or export them as CSV."""
+
+    ids: tyro.conf.Positional[tuple[str, ...]] = ()
+    """The beginnings of ids: compare these."""
+    csv: Path | None = None
+    """Write the rows here."""
+    store: Path = Path(".trimtab/store.sqlite")
+    """Where results are kept."""
+    json: Json = False
+
+    def run(self) -> int:
+        import json
+
+        from trimtab import evaluate
+        from trimtab.cli import show
+
+        chosen = [evaluate.find(id, self.store) for id in self.ids] or evaluate.runs(self.store)
+        if self.csv is not None:
+            self.csv.write_text(evaluate.export(chosen))
+            show.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
+        elif self.json:
+            show.as_json(
+                [{"id": run.id, "finished": run.finished, **json.loads(run.card.json())} for run in chosen]
+            )
+        elif self.ids:
+            rows = [
+                [
+                    condition,
+                    state,
+                    str(seed),
+                    *(show.accuracy(r.accuracy, r.interval) if r else "" for r in answers),
+                ]
+                for (condition, state, seed), answers in evaluate.compare(chosen).items()
+            ]
+            columns = ["condition", "state", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
+            show.table("Compared", columns, rows, right=range(2, 12))
+        else:
+            rows = [
+                [r.id[:8], r.finished, r.card.model, r.card.data, r.card.suite, str(len(r.card.flags))]
+                for r in chosen
+            ]
+            show.table(
+                f"{len(rows)} runs in {self.store}",
+                ["id", "finished (UTC)", "model", "data", "suite", "flags"],
+                rows,
+            )
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one model, or comparing up to eight."""
+
+    ids: tyro.conf.Positional[tuple[str, ...]]
+    """The beginnings of run ids (`trimtab runs`), or JSON files that `trimtab evaluate --json` printed."""
+    out: Path = Path("page.html")
+    """Where to write the page."""
+    store: Path = Path(".trimtab/store.sqlite")
+    """Where results are kept."""
+
+    def run(self) -> int:
+        from trimtab import evaluate, report
+        from trimtab.cli import show
+
+        cards = [
+            evaluate.Card.read(Path(id).read_text())
+            if Path(id).is_file()
+            else evaluate.find(id, self.store).card
+            for id in self.ids
+        ]
+        report.page(cards, self.out)
+        show.out.print(f"The page is {self.out}.", markup=False)
+        return 0

@@ -1,0 +1,94 @@
+"""What people see in a terminal: tables, progress with time left, accuracies with their intervals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card
+
+out = Console()
+err = Console(stderr=True)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> None:
+    made = Table(title=escape(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(columns):
+        made.add_column(escape(name), justify="right" if index in right else "left", no_wrap=index == 0)
+    for row in rows:
+        made.add_row(*(escape(cell) for cell in row))
+    out.print(made)
+
+
+def as_json(value: Any) -> None:
+    """Print a value for scripts."""
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    json.dump(plain, sys.stdout, indent=1, sort_keys=True, default=str)
+    print()
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def accuracy(share: float, interval: tuple[float, float]) -> str:
+    return f"{100 * share:5.1f} %  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def scorecard(card: Card) -> None:
+    """Accuracy under every condition, a column for each norm state; then the trust card."""
+    states = list(dict.fromkeys(row.state for row in card.rows))
+    found = {(row.condition, row.seed, row.state): row for row in card.rows}
+    rows = []
+    for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows):
+        cells = [found.get((condition, seed, state)) for state in states]
+        score = next((cell.score for cell in cells if cell is not None), "")
+        rows.append([condition, score, *(accuracy(c.accuracy, c.interval) if c else "" for c in cells)])
+    n = max((row.n for row in card.rows), default=0)
+    table(
+        f"{card.model} on {card.data}, {n} images: accuracy and its 95 % interval",
+        ["condition", "scored", *states],
+        rows,
+        right=range(2, 2 + len(states)),
+    )
+    trust(card)
+
+
+def trust(card: Card) -> None:
+    if not card.flags:
+        out.print("[green]Trust card:[/green] nothing found that speaks against these numbers.")
+    for flag in card.flags:
+        out.print(f"[red]Doubt[/red] ({escape(flag.name)}, {escape(flag.state)}): {escape(flag.saw)}.")
+        out.print(f"      {escape(flag.advice)}.")
+
+
+@contextmanager
+def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr with the time left; yields a function to tell (done, total, words)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(escape(what), total=None)
+
+        def tell(done: int, total: int, words: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=escape(words or what))
+
+        yield tell

@@ -1,0 +1,105 @@
+"""`trimtab train`: a recipe, with any of its keys overridden on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from trimtab.cli.options import Json
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train as a recipe says. Any key of the recipe can be given as --key value (dots for inner keys).
+
+    RECIPE is a YAML file or the name of a shipped recipe (--recipes lists them). A run that was killed goes
+    on with --resume RUN and ends with the same weights.
+    """
+
+    recipe: tyro.conf.Positional[str] = ""
+    """A YAML file, or the name of a shipped recipe."""
+    resume: Path | None = None
+    """The folder of a run to go on with."""
+    out: Path | None = None
+    """The run's folder; a new one below ./runs if not given."""
+    plan: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Only say what it will cost: passes per step, ratio to standard training, time on this machine."""
+    recipes: tyro.conf.FlagCreatePairsOff[bool] = False
+    """List the shipped recipes."""
+    devices: str = "auto"
+    """How many devices (or processes on a CPU) to use."""
+    json: Json = False
+    overrides: tyro.conf.Suppress[dict[str, str]] = field(default_factory=dict)
+
+    OWN = ("--resume", "--out", "--plan", "--recipes", "--devices", "--json", "--help", "-h")
+
+    @classmethod
+    def split(cls, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Our own options, and those that belong to the recipe."""
+        own, rest, words = [], [], iter(given)
+        for word in words:
+            if not word.startswith("-") or word.split("=")[0] in cls.OWN:
+                own.append(word)
+                if word in ("--resume", "--out", "--devices"):
+                    own += [next(words, "")]
+            else:
+                rest += [word] if "=" in word else [word, next(words, "")]
+        return own, rest
+
+    def with_overrides(self, words: Sequence[str]) -> Train:
+        pairs: dict[str, str] = {}
+        listed = iter(words)
+        for word in listed:
+            key, equals, value = word.lstrip("-").partition("=")
+            pairs[key.replace("-", "_")] = value if equals else next(listed)
+        return replace(self, overrides=pairs)
+
+    def run(self) -> int:
+        from trimtab import train
+        from trimtab.cli import show
+        from trimtab.types import BadInput
+
+        if self.recipes:
+            names = train.shipped()
+            if self.json:
+                show.as_json(names)
+            else:
+                show.out.print("\n".join(names), markup=False)
+            return 0
+        if self.resume is None and not self.recipe:
+            raise BadInput("give a recipe, or --resume RUN; `trimtab train --recipes` lists shipped ones")
+        recipe = None if self.resume else train.read_recipe(self.recipe, self.overrides)
+        if recipe is not None and self.plan:
+            cost = train.plan(None, None, recipe)
+            if self.json:
+                show.as_json(cost)
+            else:
+                show.out.print(str(cost), markup=False)
+            return 0
+        with train.progress_bar() as bar:
+            if self.resume is not None:
+                run = train.resume(self.resume, callbacks=[bar], engine=self._engine())
+            else:
+                run = train.fit(recipe=recipe, folder=self.out, callbacks=[bar], engine=self._engine())
+        return self._finish(run)
+
+    def _engine(self) -> Any:
+        from trimtab import train
+
+        return train.Engine() if self.devices == "auto" else train.Engine(devices=int(self.devices))
+
+    def _finish(self, run: Any) -> int:
+        from trimtab.cli import show
+
+        last = run.metrics()[-1] if run.metrics() else {}
+        if self.json:
+            show.as_json({"folder": str(run.folder), **last})
+        else:
+            words = ", ".join(f"{key} {value:.4g}" for key, value in last.items() if isinstance(value, float))
+            show.out.print(f"The run is in {run.folder}. {words}", markup=False)
+            show.out.print(f"Next: trimtab evaluate file:{run.folder}", markup=False)
+        return 0
