@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trimtab import certify, norm
+from trimtab import adapt, certify, norm
 from trimtab.types import BadInput
 
 FREEZE = r"adapt\.frozen"
@@ -35,18 +35,6 @@ class BatchStatistics(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
         return (x - self.rho * mean) / (1 - self.rho + self.rho * std)
-
-
-class Stream(nn.Module):
-    """Adapts to everything it has seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(1, 4, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean.mul_(0.9).add_(x.mean((0, 2, 3), keepdim=True), alpha=0.1)
-        return x - self.mean
 
 
 class BatchCount(nn.Module):
@@ -82,13 +70,29 @@ def test_a_network_steered_to_batch_statistics_is_refused_until_it_is_released()
     assert len(certify.certify(model, images(), n=100)) == 5
 
 
-@pytest.mark.parametrize("layer", [Stream(), Jitter()])
-def test_a_model_that_changes_from_call_to_call_is_refused_and_left_as_it_was(layer: nn.Module) -> None:
-    model = network(layer)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(BadInput, match=f"differently from call to call.*{FREEZE}"):
-        certify.certify(model, images(), n=100)
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+def test_a_model_with_chance_inside_is_refused() -> None:
+    with pytest.raises(BadInput, match="differently from call to call"):
+        certify.certify(network(Jitter()), images(), n=100)
+
+
+def test_adaptation_per_batch_and_by_stream_is_refused_and_left_as_it_was() -> None:
+    source = network(nn.BatchNorm2d(4))
+    for adapted in (
+        adapt.per_batch(source, rho=0.01),
+        adapt.per_batch(source),
+        adapt.stream(source, prior=16),
+    ):
+        before = {key: value.clone() for key, value in adapted.state_dict().items()}
+        with pytest.raises(BadInput, match=FREEZE):
+            certify.certify(adapted, images(), n=100)
+        assert all(torch.equal(before[key], value) for key, value in adapted.state_dict().items())
+        assert getattr(adapted, "seen", 0) == 0
+
+
+def test_frozen_statistics_are_certified_and_recorded() -> None:
+    adapted = adapt.frozen(network(nn.BatchNorm2d(4)), images(), provenance="noisy training images")
+    found = certify.certify(adapted, images(), n=100, alpha=0.05)
+    assert found.statistics == "frozen on 5 noisy training images (rho=1)"
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    try:
-        logits = model(x)
-    except RuntimeError as error:
-        raise BadInput(
-            f"the model cannot take images of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
-        ) from error
+    logits = model(x)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
         raise BadInput("the model must return logits of shape (N, classes), with at least two classes")
     if not bool(logits.isfinite().all()):

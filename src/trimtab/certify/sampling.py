@@ -11,8 +11,8 @@ errors fall together; antithetic or otherwise balanced draws would break the bin
 **Speed.** Noise is filled into contiguous rows of (height, width, channel), which seen as (channel,
 height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Drawing
 keeps one core busy, so two threads take turns: one draws its next batch while the other's network
-computes. Each has a network of its own (folded, channels-last), so that a forward pass may keep state on
-its modules. Blocks of several images share a batch; class counts leave the device once per round.
+computes. Each has its own copy of the network (folded, channels-last), so that a forward pass may keep
+things on its modules. Blocks of several images share a batch; classes leave the device once per round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.attacks.base import check_images
-from trimtab.attacks.guard import fast, guard
+from trimtab.attacks.guard import fast
 from trimtab.certify.independence import require_independent
 from trimtab.types import BadInput
 
@@ -122,23 +122,28 @@ def sampler(
     progress: Progress | None,
     total: int,
 ) -> Iterator[Sampler]:
-    """A sampler that will take `total` draws of the images x (N, C, H, W); the model is left as it was."""
+    """A sampler that will take `total` draws of the images x (N, C, H, W). The model itself never runs."""
     check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels play no part here
     if len(x) == 0:
         raise BadInput("there are no images to certify")
-    with guard(model, source=None), ThreadPoolExecutor(THREADS) as pool:
-        probe = x[torch.arange(4) % len(x)]
-        probe = probe + sigma * torch.randn(probe.shape, generator=torch.Generator().manual_seed(0)).to(probe)
-        classes = require_independent(model, probe)
-        networks: SimpleQueue[nn.Module] = SimpleQueue()
+    # A probe that knows nothing of x: how the networks are built must not depend on the images.
+    source = torch.Generator().manual_seed(0)
+    probe = torch.rand(4, *x.shape[1:], generator=source)
+    probe = (probe + sigma * torch.randn(probe.shape, generator=source)).to(x)
+    networks: SimpleQueue[nn.Module] = SimpleQueue()
+    try:
         for _ in range(THREADS):
-            networks.put(fast(model, probe))
-        images = x.detach().movedim(1, -1).contiguous()
-        advance = _counter(progress, total)
-        try:
-            yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
-        finally:
-            pool.shutdown(cancel_futures=True)
+            network = fast(model, probe)
+            networks.put(network)
+        classes = require_independent(network, probe)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}") from error
+    images = x.detach().movedim(1, -1).contiguous()
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield Sampler(
+            images, ids, sigma, seed, classes, batch_size, networks, pool, _counter(progress, total)
+        )
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:

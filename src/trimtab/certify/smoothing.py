@@ -10,7 +10,7 @@ Paper: Cohen, Rosenfeld, Kolter 2019, "Certified adversarial robustness via rand
 CERTIFY and PREDICT. Nandy et al. apply it to adversarially trained networks whose statistics were
 re-estimated on noisy images and then frozen: certify `adapt.frozen(model, noisy_images)`.
 
-Noise is in pixels and is not clipped. The model runs in eval mode and is left as it was.
+Noise is in pixels and is not clipped. What runs is a copy of the model in eval mode; the model is untouched.
 
 What we changed: an image is given up as soon as it will hardly reach the bound (`bounds.hopeless`).
 Abstaining is always sound, so the guarantee stays what it was; it spares most of the draws of images that
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def certify(
         # Blocks below zero guess the class and blocks from zero on test it: n0 does not move the test.
         guess = sample.count(np.arange(len(x)), -n0 // BLOCK, n0).argmax(axis=1)
         hits, taken, running = np.zeros_like(guess), np.zeros_like(guess), np.arange(len(x))
-        for start, look, floor in zip([0, *ends], ends, floors, strict=False):
+        for (start, look), floor in zip(pairwise([0, *ends]), floors, strict=True):
             if not len(running):
                 break
             counts = sample.count(running, start // BLOCK, look - start)
