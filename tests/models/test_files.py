@@ -160,6 +160,13 @@ def test_a_save_that_dies_between_the_renames_keeps_the_old_model_whole(tmp_path
     with pytest.raises(KeyboardInterrupt):
         save(trained(width=8), tmp_path)
     assert_same(load(f"file:{tmp_path}"), old)
+    assert sorted(os.listdir(tmp_path)) == ["model.json", "model.safetensors"]
+
+
+def test_a_compiled_model_is_saved_as_itself(tmp_path):
+    model = trained()
+    save(torch.compile(model, backend="eager"), tmp_path)
+    assert_same(load(f"file:{tmp_path}"), model)
 
 
 def test_saving_over_a_file_is_refused(tmp_path):

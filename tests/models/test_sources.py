@@ -204,3 +204,27 @@ def test_any_architecture_takes_another_norm():
     model = load("timm:resnet10t,norm=ln,classes=2")
     assert not any("BatchNorm" in type(m).__name__ for m in model.modules())
     assert model.origin.arguments == {"norm": "ln", "classes": 2}
+
+
+GREY = InputSpec((28, 28), 1, (0.3,), (0.35,))
+
+
+@pytest.mark.parametrize("text", ["net:resnet8,width=4", "timm:resnet10t"])
+def test_an_input_with_one_channel_builds_a_network_for_one_channel(text):
+    assert load(text, classes=2, input=GREY)(torch.rand(2, 1, 28, 28)).shape == (2, 2)
+
+
+def test_an_input_that_the_network_cannot_take_is_refused(tmp_path):
+    save(load("net:resnet8,width=4"), tmp_path)
+    for text in ("torchvision:resnet18", f"file:{tmp_path}"):
+        with pytest.raises(BadInput, match="3 channels, not 1"):
+            load(text, input=GREY)
+
+
+def test_two_numbers_of_classes_are_refused():
+    with pytest.raises(BadInput, match="5 classes, not for 10"):
+        load("net:resnet8,classes=5", classes=10)
+
+
+def test_networks_that_fold_positions_into_channels_still_take_three():
+    assert load("timm:tresnet_m", classes=2).spec.channels == 3

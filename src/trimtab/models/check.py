@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from trimtab.models.pixels import Normalise, Pixels, wrap
+from trimtab.models.pixels import Normalise, Pixels, evaluating, wrap
 from trimtab.types import InputSpec
 
 _TOLERANCE = 0.01
@@ -78,11 +77,8 @@ def _normalises(module: nn.Module) -> bool:
     return isinstance(module, Normalise) or named
 
 
-@torch.no_grad()
 def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> list[str]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(x)
         if logits.dim() != 2 or len(logits) != len(x):
             return [f"the model returns shape {tuple(logits.shape)} for {len(x)} images, not (N, classes)"]
@@ -97,9 +93,6 @@ def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> list[str]:
                 instead = f"with its own mean and deviation {_share(own):.0%}: its InputSpec seems wrong"
                 found = [f"with {name} the model gets {_share(other):.0%} of these images right, {instead}"]
         return found
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _alternatives(spec: InputSpec) -> dict[str, InputSpec]:

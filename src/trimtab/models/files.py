@@ -16,6 +16,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
 
     `provenance` is added to what the model already records about its weights.
     """
-    pixels = wrap(model)
-    described = json.dumps(describe(pixels, provenance or {}), indent=2)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    pixels = wrap(getattr(model, "_orig_mod", model))  # as torch.compile hides it
+    described = json.dumps(describe(pixels, provenance or {}), indent=2, default=str)
     state = {key: value.detach().cpu().contiguous().clone() for key, value in pixels.net.state_dict().items()}
     folder = Path(path)
     if folder.is_file():
@@ -90,12 +93,14 @@ def _place(folder: Path, contents: dict[str, bytes]) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        for part in beside.values():
-            part.unlink(missing_ok=True)
-        if new and folder.is_dir():
-            folder.rmdir()
         size = sum(map(len, contents.values())) / 1e6
         raise BadInput(f"cannot save to {folder} ({size:.1f} MB): {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            for part in beside.values():
+                part.unlink(missing_ok=True)
+            if new:
+                folder.rmdir()  # which only an empty folder lets happen
 
 
 # ---- reading ------------------------------------------------------------------------------------------
@@ -212,10 +217,9 @@ def without_prefix(state: State, wanted: Mapping[str, Tensor]) -> State:
 def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
     """How many classes `state` has, if their number is all that keeps it from fitting; else None."""
     differ = _differing(state, wanted)
-    counts = {state[key].shape[:1] for key in differ if state[key].shape[1:] == wanted[key].shape[1:]}
-    if not differ or len(counts) != 1 or state.keys() != wanted.keys():
-        return None
-    return counts.pop().numel()
+    counts = {state[key].shape[0] if state[key].dim() else 0 for key in differ}
+    only_count = all(state[key].shape[1:] == wanted[key].shape[1:] for key in differ)
+    return counts.pop() if only_count and len(counts) == 1 and state.keys() == wanted.keys() else None
 
 
 def fill(net: nn.Module, state: State, where: str) -> None:

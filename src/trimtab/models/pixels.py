@@ -9,7 +9,8 @@ So eps, sigma and every other size is in pixels, whoever trained the network. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +99,23 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
         if spec is None or spec == model.spec:
             return model
         return Pixels(model.net, spec, model.classes, model.origin)
-    return Pixels(model, spec or recorded_spec(model) or InputSpec(**_plain(model)))
+    if spec is None and (spec := recorded_spec(model)) is None:
+        channels = channels_of(model) or 3
+        spec = InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
+    return Pixels(model, spec)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All of the model in eval mode, without gradients; then each module in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def recorded_spec(net: nn.Module) -> InputSpec | None:
@@ -106,13 +123,13 @@ def recorded_spec(net: nn.Module) -> InputSpec | None:
     record = getattr(net, "pretrained_cfg", None)
     if not isinstance(record, Mapping) or not {"mean", "std", "input_size"} <= record.keys():
         return None
-    channels, *size = record["input_size"]
-    if channels != _plain(net)["channels"]:
+    channels, height, width = record["input_size"]
+    if channels_of(net) not in (None, channels):
         return None
-    return InputSpec((size[0], size[1]), channels, tuple(record["mean"]), tuple(record["std"]))
+    return InputSpec((height, width), channels, tuple(record["mean"]), tuple(record["std"]))
 
 
-def _plain(net: nn.Module) -> dict[str, Any]:
-    convolutions = (m for m in net.modules() if isinstance(m, nn.Conv2d))
-    channels = next((conv.in_channels for conv in convolutions), 3)
-    return {"channels": channels, "mean": (0.0,) * channels, "std": (1.0,) * channels}
+def channels_of(net: nn.Module) -> int | None:
+    """How many channels a network's images have, if its first convolution tells."""
+    found = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), None)
+    return None if found is None or found > 4 else found  # some networks fold positions into channels first

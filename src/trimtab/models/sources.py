@@ -26,15 +26,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
 from trimtab import norm
 from trimtab.models import files
 from trimtab.models.architectures import MAKERS, architecture
-from trimtab.models.pixels import Pixels, wrap
+from trimtab.models.pixels import Pixels, channels_of, evaluating, wrap
 from trimtab.types import BadInput, InputSpec
 
 SCHEMES = ("zoo", "file", *MAKERS)
+_CHANNELS = {"net": "channels", "timm": "in_chans"}
+"""What the constructors call the number of an image's channels."""
 ZOO = Path(__file__).parents[1] / "zoo"
 
 
@@ -107,16 +109,21 @@ def load(
     arguments = {**parsed.arguments, **arguments}
     stated = arguments.pop("classes", None)
     count = classes if classes is None or isinstance(classes, int) else len(classes)
+    _require_classes(source, stated, count)
     weights = parsed.weights or ("pretrained" if pretrained else None)
+    if input is not None and input.channels != 3 and parsed.scheme in _CHANNELS:
+        arguments.setdefault(_CHANNELS[parsed.scheme], input.channels)
     if parsed.scheme in MAKERS:
         model = architecture(parsed.scheme, parsed.name, count or stated, weights, arguments)
     elif weights or arguments:
         raise BadInput(f"{source!r} has its weights; an architecture and its arguments follow an @")
     else:
-        path = Path(parsed.name) if parsed.scheme == "file" else _in_zoo(parsed.name)
+        path = Path(parsed.name).expanduser() if parsed.scheme == "file" else _in_zoo(parsed.name)
         model = _stored(path, parsed.architecture)
     if parsed.scheme in ("zoo", "file", "py"):  # the others have as many classes as they were told to
-        _require_classes(source, _outputs(model.net), count or stated)
+        _require_classes(source, _outputs(model), count or stated)
+    if input is not None and (takes := channels_of(model.net)) not in (None, input.channels):
+        raise BadInput(f"{source} takes images with {takes} channels, not {input.channels}")
     if classes is not None and not isinstance(classes, int):
         model.classes = tuple(classes)
     return wrap(model, input)
@@ -170,10 +177,15 @@ def _in_zoo(name: str) -> Path:
     return ZOO / name
 
 
-def _outputs(net: nn.Module) -> int | None:
-    """How many classes a network tells apart, by its last linear layer."""
-    linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
-    return linear[-1].out_features if linear else None
+def _outputs(model: Pixels) -> int | None:
+    """How many classes a model tells apart, if it takes images of its recorded size."""
+    weight = next(model.parameters(), torch.zeros(0))
+    image = torch.full((1, model.spec.channels, *model.spec.size), 0.5).to(weight)
+    with evaluating(model):
+        try:
+            return int(model(image).shape[1])
+        except Exception:  # a network of the user's own may want another size, and says so in its own way
+            return None
 
 
 def _require_classes(what: str, found: int | None, expected: int | None) -> None:
