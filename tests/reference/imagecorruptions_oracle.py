@@ -1,23 +1,31 @@
-"""The package `imagecorruptions`, made to run with today's NumPy, SciPy and scikit-image.
+"""The package `imagecorruptions`, made to run with today's NumPy, SciPy and scikit-image, as an oracle.
 
 As installed it needs `pkg_resources` (gone from setuptools), `scipy.ndimage.interpolation`, `np.float_` and
-the `multichannel` argument of scikit-image's Gaussian filter (all removed). They are put back around the
-import, in that package's own namespace only; nothing of its arithmetic is changed.
+the `multichannel` argument of scikit-image's Gaussian filter, all removed since. They are put back around its
+import and in its own namespace; nothing of its arithmetic changes.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.ndimage
+import skimage.filters
+from PIL import Image
 
 
 class _OldNumPy:
-    """NumPy as that package sees it: with the name `float_`."""
+    """NumPy as that package sees it: with the name `float_`, and with `random` open to replacement."""
 
     float_ = np.float64
 
@@ -26,29 +34,28 @@ class _OldNumPy:
 
 
 @cache
-def oracle() -> types.ModuleType:
-    """`imagecorruptions.corruptions`: functions of (PIL image, severity) that return values in 0..255."""
-    import importlib.util
+def folder() -> Path:
+    spec = importlib.util.find_spec("imagecorruptions")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
 
-    import scipy.ndimage
-    import skimage.filters
 
-    folder = Path(next(iter(importlib.util.find_spec("imagecorruptions").submodule_search_locations)))  # type: ignore[union-attr, arg-type]
+@cache
+def oracle() -> Any:
+    """`imagecorruptions.corruptions`: functions of (PIL image, severity) with values in 0..255."""
     lent = {
-        "pkg_resources": types.ModuleType("pkg_resources"),
-        "scipy.ndimage.interpolation": types.ModuleType("scipy.ndimage.interpolation"),
+        "pkg_resources": types.SimpleNamespace(resource_filename=lambda _, name: str(folder() / name)),
+        "scipy.ndimage.interpolation": types.SimpleNamespace(map_coordinates=scipy.ndimage.map_coordinates),
     }
-    lent["pkg_resources"].resource_filename = lambda _, name: str(folder / name)  # type: ignore[attr-defined]
-    lent["scipy.ndimage.interpolation"].map_coordinates = scipy.ndimage.map_coordinates  # type: ignore[attr-defined]
-    before = {name: sys.modules.get(name) for name in lent}
-    sys.modules.update(lent)
+    before = {name: sys.modules.pop(name, None) for name in lent}
+    sys.modules.update(lent)  # type: ignore[arg-type]
     try:
         import imagecorruptions.corruptions as module
     finally:
         for name, old in before.items():
-            if old is None:
-                del sys.modules[name]
-            else:
+            del sys.modules[name]
+            if old is not None:
                 sys.modules[name] = old
 
     def gaussian(image: np.ndarray, sigma: Any, multichannel: bool = False, **rest: Any) -> np.ndarray:
@@ -59,11 +66,34 @@ def oracle() -> types.ModuleType:
     return module
 
 
-FROST_FOLDER = Path(sys.prefix)
-
-
 def corrupted(image: np.ndarray, name: str, severity: int) -> np.ndarray:
     """One uint8 image (H, W, 3) as the package corrupts it."""
-    from PIL import Image
-
     return np.uint8(getattr(oracle(), name)(Image.fromarray(image), severity))
+
+
+@contextmanager
+def chance(**functions: Callable[..., Any]) -> Iterator[None]:
+    """The package's `np.random.<name>` replaced by the given functions."""
+    oracle().np.random = types.SimpleNamespace(**functions)
+    try:
+        yield
+    finally:
+        del oracle().np.random
+
+
+def constants(name: str) -> list[tuple[float, ...]]:
+    """The five rows of constants that stand in the source of one of the package's corruptions."""
+    for node in ast.walk(ast.parse(inspect.getsource(getattr(oracle(), name)))):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+            rows = node.value.value
+            if isinstance(rows, ast.List) and len(rows.elts) == 5:
+                return [_row(element) for element in rows.elts]
+    raise LookupError(name)
+
+
+def _row(element: ast.expr) -> tuple[float, ...]:
+    """`0.4`, `(3, 0.1)`, `250 * 0.05`, or the stop and step of `np.arange(1, 1.11, 0.01)`."""
+    if isinstance(element, ast.Call):
+        return tuple(ast.literal_eval(argument) for argument in element.args[1:])
+    value = eval(compile(ast.Expression(element), "constants", "eval"), {})
+    return value if isinstance(value, tuple) else (value,)
