@@ -1,4 +1,4 @@
-"""Every objective, ready for a tiny network, and how to train that network with each: shared by the contracts.
+"""Every objective, ready for a tiny network, and how to train that network: shared by the contracts.
 
 Run as a script it is one of two processes (`torchrun ... FOLDER`), or kills and resumes runs (`kill FOLDER`).
 """

@@ -81,6 +81,6 @@ def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:
         model.requires_grad_(False)
         for p in norm.affine_parameters(model):
             p.requires_grad_(True)
-    if recipe.norm.synchronise:
+    if recipe.norm.synchronise and norm.layers(model):
         norm.synchronise(model)
     return model

@@ -1,0 +1,369 @@
+"""The loop: policies, averages, what is chosen, what is written, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trimtab import models, norm, train
+from trimtab.attacks import FGSM, PGD, Linf
+from trimtab.data.sets import ImageSet, from_arrays
+from trimtab.train import checkpoint
+from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
+from trimtab.types import BadInput
+
+CLASSES = 4
+
+
+def tiny(norm_layers: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8) if norm_layers else nn.Identity(), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+def images(n: int = 48) -> ImageSet:
+    """The class is a bright corner: easy to learn."""
+    g = torch.Generator().manual_seed(1)
+    pixels = torch.randint(128, (n, 3, 8, 8), generator=g, dtype=torch.uint8)
+    labels = torch.arange(n) % CLASSES
+    for i, label in enumerate(labels.tolist()):
+        pixels[i, :, 4 * (label // 2) :, 4 * (label % 2) :][:, :4, :4] += 100
+    return from_arrays(pixels, labels)
+
+
+def recipe(**changes: object) -> Recipe:
+    plain: dict[str, object] = {
+        "data": Data(augment=(), validation=16),
+        "optimiser": Optimiser(lr=0.05),
+        "schedule": Schedule(kind="constant"),
+        "epochs": 2,
+        "batch_size": 8,
+    }
+    return Recipe(**(plain | changes))  # type: ignore[arg-type]
+
+
+def state(run: train.Run) -> dict[str, Tensor]:
+    assert run.model is not None
+    return {key: value.clone() for key, value in run.model.state_dict().items()}
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---- what it does with a batch ------------------------------------------------------------------------
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    whole, parts = (
+        state(train.fit(tiny(False).double(), images(), recipe(accumulate=k), tmp_path / str(k)))
+        for k in (1, 4)
+    )
+    for key in whole:
+        torch.testing.assert_close(whole[key], parts[key], rtol=0, atol=1e-12)
+
+
+def test_clipping_bounds_the_step(tmp_path: Path) -> None:
+    sgd = Optimiser(lr=1.0, momentum=0.0, weight_decay=0.0)
+    one_step = recipe(clip=1e-3, optimiser=sgd, epochs=1, data=Data(augment=(), images=8, validation=0))
+    before = tiny(False).state_dict()
+    after = state(train.fit(tiny(False), images(), one_step, tmp_path / "run"))
+    moved = torch.cat([(after[key] - before[key]).flatten() for key in before]).norm()
+    assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_mixed_labels_and_bf16_train(tmp_path: Path) -> None:
+    how = recipe(data=Data(augment=("flip", "mixup"), validation=0), precision="bf16-mixed")
+    run = train.fit(tiny(), images(), how, tmp_path / "run")
+    assert all(row["loss"] > 0 for row in run.metrics)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's tracer looks at it itself
+def test_a_compiled_network_trains_as_the_plain_one(tmp_path: Path) -> None:
+    plain, compiled = (
+        state(train.fit(tiny(), images(), recipe(epochs=1, compile=how), tmp_path / str(how)))
+        for how in (None, "eager")
+    )
+    for key in plain:
+        torch.testing.assert_close(plain[key], compiled[key])
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    train.fit(tiny_as_it_is(), images(), recipe(epochs=1), tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def tiny_as_it_is() -> nn.Module:
+    with torch.random.fork_rng():
+        return tiny()
+
+
+# ---- norm policies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_running_statistics_serve_in_the_last_epochs(learn: bool, tmp_path: Path) -> None:
+    seen: list[tuple[str | None, Tensor]] = []
+
+    def watch(event: train.Event) -> None:
+        if event.kind == "step":
+            (layer,) = norm.layers(event.model).values()
+            seen.append((layer.setting.source, layer.running_mean.clone()))
+
+    how = recipe(
+        epochs=3, norm=Norm(running_epochs=1, running_learn=learn), data=Data(augment=(), validation=16)
+    )
+    train.fit(tiny(), images(), how, tmp_path / "run", [watch])
+    assert [source for source, _ in seen] == [None] * 8 + ["running"] * 4
+    assert torch.equal(seen[7][1], seen[-1][1]) is not learn
+
+
+def test_only_norm_parameters_train_if_the_recipe_says_so(tmp_path: Path) -> None:
+    before = tiny().state_dict()
+    after = state(train.fit(tiny(), images(), recipe(norm=Norm(only=True)), tmp_path / "run"))
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert {"1.weight", "1.bias"} <= changed
+    assert all(key.startswith("1.") for key in changed)
+
+
+def test_frozen_norm_layers_stay_as_they_are(tmp_path: Path) -> None:
+    before = tiny().state_dict()
+    after = state(train.fit(tiny(), images(), recipe(norm=Norm(frozen=True)), tmp_path / "run"))
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == {"0.weight", "0.bias", "5.weight", "5.bias"}
+
+
+# ---- averages, validation, choice ---------------------------------------------------------------------
+
+
+def test_the_average_follows_the_weights_and_gets_statistics_of_its_own(tmp_path: Path) -> None:
+    decay, path = 0.7, [tiny().state_dict()["5.weight"].clone()]
+    train.fit(
+        tiny(), images(), recipe(), tmp_path / "plain",
+        [lambda e: path.append(e.model.state_dict()["5.weight"].clone()) if e.kind == "step" else None],
+    )  # fmt: skip
+    average = path[0]
+    for value in path[1:]:
+        average = decay * average + (1 - decay) * value
+    run = train.fit(tiny(), images(), recipe(ema=decay), tmp_path / "average")
+    torch.testing.assert_close(state(run)["5.weight"], average)
+    fresh = tiny()
+    fresh.load_state_dict(state(run))
+    norm.recalibrate(norm.steer(fresh), images().subset(slice(0, 32)).batches(8))
+    torch.testing.assert_close(state(run)["1.running_mean"], fresh[1].running_mean)
+
+
+def test_the_best_network_by_robust_accuracy_is_the_result(tmp_path: Path) -> None:
+    """Learning stops at once and the weights then drift away: the first epoch must win."""
+    attack = PGD(Linf("2/255"), steps=2)
+    kept: list[dict[str, Tensor]] = []
+
+    def ruin(event: train.Event) -> Mapping[str, float] | None:
+        if event.kind != "epoch":
+            return None
+        kept.append({key: value.clone() for key, value in event.model.state_dict().items()})
+        with torch.no_grad():  # from here on all images are of one class
+            event.model[5].bias.copy_(torch.tensor([1e4, 0.0, 0.0, 0.0]))
+        return {"extra": 1.0}
+
+    how = recipe(
+        epochs=6,
+        validation=Validation(attack=attack, choose="robust", patience=2),
+        optimiser=Optimiser(lr=0.05, weight_decay=0.0),
+    )
+    run = train.fit(tiny(), images(), how, tmp_path / "run", [ruin])
+    rows = run.metrics
+    assert len(rows) == 3  # two without a better one, then it stops
+    assert rows[0]["robust"] > max(row["robust"] for row in rows[1:])
+    assert all(row["extra"] == 1.0 for row in rows)
+    assert same(state(run), kept[0])
+
+
+def test_robust_accuracy_is_measured_on_the_branch_asked_for(tmp_path: Path) -> None:
+    objective = train.Mixture(FGSM(Linf("2/255")))
+    rows = {}
+    for branch in ("main", "adv"):
+
+        def spoil(event: train.Event) -> None:
+            if event.kind == "step":
+                with torch.no_grad():
+                    (layer,) = norm.layers(event.model).values()
+                    layer.holder("adv").weight.zero_()  # type: ignore[union-attr]
+                    layer.holder("adv").bias.zero_()  # type: ignore[union-attr]
+
+        how = recipe(objective=objective, epochs=4, validation=Validation(branch=branch))
+        rows[branch] = train.fit(tiny(), images(), how, tmp_path / branch, [spoil]).metrics[-1]["clean"]
+    assert rows["adv"] == 0.25  # a constant answer
+    assert rows["main"] > 0.25
+
+
+# ---- the folder ---------------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_everything_and_the_result_loads_without_trimtab(tmp_path: Path) -> None:
+    how = recipe(objective=train.Mixture(FGSM(Linf("2/255"))), model="net:resnet8,width=4", epochs=1)
+    run = train.fit(None, images(), how, tmp_path / "run")
+    written = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+    assert written == {
+        "recipe.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json",
+        "checkpoints/last.safetensors", "stock/main.pt", "stock/adv.pt",
+    }  # fmt: skip
+    assert train.read_recipe(run.folder / "recipe.yaml") == how
+    assert {"torch", "trimtab"} <= json.loads((run.folder / "environment.json").read_text())[
+        "packages"
+    ].keys()
+
+    again = models.load(f"file:{run.folder}")
+    x = images().take(torch.arange(4)).x
+    with norm.use(run.model, branch="adv"), norm.use(again, branch="adv"):  # type: ignore[arg-type]
+        torch.testing.assert_close(again.eval()(x), run.model.eval()(x))  # type: ignore[union-attr]
+        wanted = again(x)
+    stock = models.build("resnet8", classes=CLASSES, input=again.spec, width=4)
+    stock.net.load_state_dict(torch.load(run.folder / "stock" / "adv.pt", weights_only=True))
+    torch.testing.assert_close(stock.eval()(x), wanted)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run")
+    with pytest.raises(BadInput, match="holds a run already; resume it"):
+        train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run")
+    with pytest.raises(BadInput, match="holds no run"):
+        train.resume(tmp_path)
+
+
+# ---- when things go wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 4])  # within an epoch, and at its end
+def test_sigterm_saves_first_and_the_run_goes_on_from_there(step: int, tmp_path: Path) -> None:
+    peace = train.fit(tiny(), images(), recipe(), tmp_path / "peace")
+
+    def stop(event: train.Event) -> None:
+        if event.kind == "step" and event.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(train.Stopped) as stopped:
+        train.fit(tiny(), images(), recipe(), tmp_path / "run", [stop])
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    steps: list[int] = []
+    run = train.resume(tmp_path / "run", tiny(), images(), [lambda e: steps.append(e.step)])
+    assert steps[0] == step + 1
+    assert same(state(run), state(peace))
+    assert run.metrics == peace.metrics
+
+
+def test_a_loss_that_is_not_finite_stops_names_the_layer_and_keeps_the_good_checkpoint(
+    tmp_path: Path,
+) -> None:
+    class Overflow(nn.Module):
+        """Fine until it has been called a few times in training."""
+
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += self.training
+            return x * (float("inf") if self.calls > 5 else 1.0)
+
+    net = tiny()
+    net.insert(3, Overflow())
+    with pytest.raises(train.Diverged) as caught:
+        train.fit(net, images(), recipe(checkpoint_steps=1), tmp_path / "run")
+    assert "step 5" in str(caught.value)
+    assert "'3' was the first layer" in str(caught.value)
+    tensors, header = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert header["progress"]["step"] == 5
+    assert all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    wild = recipe(optimiser=Optimiser(lr=1e38), checkpoint_steps=1)
+    with pytest.raises(train.Diverged, match="last good checkpoint"):
+        train.fit(tiny(False), images(), wild, tmp_path / "run")
+    tensors, _ = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point())
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files makes writes fail in their middle, as a full disk does."""
+    peace = train.fit(tiny(), images(), recipe(checkpoint_steps=1), tmp_path / "peace")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(event: train.Event) -> None:
+        if event.kind == "step" and event.step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+
+    try:
+        with pytest.raises(BadInput, match=r"last\.safetensors"):
+            train.fit(tiny(), images(), recipe(checkpoint_steps=1), tmp_path / "run", [fill])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    _, header = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert header["progress"]["step"] == 2
+    run = train.resume(tmp_path / "run", tiny(), images())
+    assert same(state(run), state(peace))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
+def test_every_optimisers_state_survives_a_stop(kind: str, tmp_path: Path) -> None:
+    how = recipe(optimiser=Optimiser(kind=kind, lr=0.01), epochs=1)  # type: ignore[arg-type]
+    peace = train.fit(tiny(), images(), how, tmp_path / "peace")
+
+    def stop(event: train.Event) -> None:
+        if event.kind == "step" and event.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(train.Stopped):
+        train.fit(tiny(), images(), how, tmp_path / "run", [stop])
+    assert same(state(train.resume(tmp_path / "run", tiny(), images())), state(peace))
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run")
+    with pytest.raises(BadInput, match="saved from another network"):
+        train.resume(tmp_path / "run", tiny(False), images())
+    (tmp_path / "run" / "checkpoints" / "last.safetensors").write_bytes(b"nothing")
+    with pytest.raises(BadInput, match="not a checkpoint that trimtab wrote"):
+        train.resume(tmp_path / "run", tiny(), images())
+
+
+def test_too_many_held_out_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be held out"):
+        train.fit(tiny(), images(), recipe(data=Data(validation=48)), tmp_path / "run")
+
+
+# ---- what it will cost --------------------------------------------------------------------------------
+
+
+def test_the_plan_counts_passes_and_steps() -> None:
+    how = recipe(objective=train.Adversarial(PGD(steps=7), clean=0.5), epochs=3)
+    plan = train.plan(tiny(), images(), how, rounds=1)
+    assert plan.passes == (8 + 1.5, 7 + 1.5)
+    assert (plan.steps, plan.images) == (4 * 3, 32)
+    assert plan.ratio > 1
+    assert plan.seconds == plan.seconds_per_step * 12
+    assert "x standard training" in str(plan)
+
+
+def test_passes_add_up() -> None:
+    attack = PGD(steps=7)
+    assert train.Standard().passes() == (1, 1)
+    assert train.SAM().passes() == train.Apart().passes() == (2, 2)
+    assert train.Mixture(attack).passes() == (10, 9)
+    inner = train.Adversarial(attack)
+    assert train.SAM(inner=inner).passes() == (8 + 2, 7 + 2)  # attacked once
+    assert replace(inner, clean=1.0).passes() == (10, 9)

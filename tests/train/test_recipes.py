@@ -1,0 +1,175 @@
+"""Recipes: strict, helpful, complete, and the same after a round trip."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from trimtab import attacks, train
+from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.recipe import Optimiser, Recipe, Schedule, read_recipe, shipped, write_recipe
+from trimtab.types import BadInput
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_reads_and_survives_a_round_trip(name: str) -> None:
+    recipe = read_recipe(name)
+    assert recipe.about
+    assert read_recipe(yaml.safe_load(write_recipe(recipe))) == recipe
+
+
+def test_every_paper_has_a_recipe_with_its_numbers() -> None:
+    mixture = read_recipe("mix-mbn-paper")
+    assert mixture.objective == train.Mixture(
+        attacks.PGD(attacks.Linf("16/255"), 30, "1/255", targeted=True, clean_start=0.2), label_smoothing=0.1
+    )
+    assert (mixture.epochs, mixture.batch_size, mixture.schedule.milestones) == (110, 4096, (35, 70, 95))
+    assert read_recipe("mix-running-paper").norm.running_epochs == 10
+    advbn = read_recipe("advbn-resnet50-paper")
+    assert advbn.objective == train.AdvBN(cut="layer1", eps=1.1, steps=6, step_size=0.2)
+    assert (advbn.epochs, advbn.batch_size) == (20, 256)
+    apart = read_recipe("apart-sam-wrn40_2-cifar100-paper")
+    assert apart.objective == train.Apart(eps=0.1, groups=16, sam_rho=0.2)
+    assert (apart.epochs, apart.batch_size, apart.schedule.milestones) == (200, 128, (100, 150))
+    assert read_recipe("ada-rand-paper").objective == train.Gaussian(sigma=0.5)
+    assert isinstance(read_recipe("lig-regulariser-paper").objective, train.LIGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"objectiv": "apart"}, "no key 'objectiv'; did you mean 'objective'"),
+        ({"objective": {"kind": "apart", "epz": 0.1}}, "no key 'objective.epz'; did you mean 'eps'"),
+        ({"objective": "appart"}, "kind 'appart'; did you mean 'apart'"),
+        (
+            {"objective": {"kind": "adversarial", "attack": {"kind": "pgd", "step": 3}}},
+            "did you mean 'steps'",
+        ),
+        (
+            {"objective": {"kind": "adversarial", "attack": {"kind": "pgd", "budget": "8/255"}}},
+            "{linf: 8/255}",
+        ),
+        ({"objective": {"eps": 0.1}}, "objective needs a kind, one of standard, gaussian"),
+        ({"objective": {"kind": "apart", "eps": -1}}, "objective: radii must not be negative"),
+        ({"epochs": "many"}, "epochs should be a valid integer, found 'many'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"epochs": True}, "epochs should be"),
+        ({"optimiser": {"lr": "fast"}}, "optimiser.lr: 'fast' is not a number"),
+        ({"optimiser": {"kind": "lbfgs"}}, "optimiser.kind should be 'sgd', 'adam'"),
+        ({"norm": {"only": "yes please"}}, "norm.only should be a valid boolean"),
+        ({"norm": 3}, "norm must hold keys and values"),
+        ({"objective": "sam", "precision": "16-mixed"}, "SAM reads gradients, which fp16 scales"),
+        ({"objective": "apart", "norm": {"running_epochs": 2}}, "APART perturbs batch statistics"),
+        ({"validation": {"choose": "robust"}}, "validation needs an attack"),
+        ({"batch_size": 10, "accumulate": 3}, "cannot be processed in 3 equal parts"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_its_cure(given: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read_recipe(given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_key_can_be_overridden_by_its_dotted_name() -> None:
+    overrides = {
+        "objective.attack.budget.linf": "4/255",
+        "objective.attack.steps": "3",
+        "optimiser.lr": "1e-3",
+        "data.augment": "[flip, mixup:0.2]",
+        "ema": "0.99",
+    }
+    recipe = read_recipe("adversarial-laptop", overrides)
+    assert recipe.objective == train.Adversarial(attacks.PGD(attacks.Linf(4 / 255), steps=3))
+    assert recipe.optimiser.lr == 1e-3
+    assert recipe.data.augment == ("flip", "mixup:0.2")
+    assert recipe.ema == 0.99
+    assert recipe.epochs == read_recipe("adversarial-laptop").epochs
+
+
+def test_another_kind_starts_afresh() -> None:
+    recipe = read_recipe("adversarial-laptop", {"objective.eps": "0.2", "objective.kind": "apart"})
+    assert recipe.objective == train.Apart(eps=0.2)
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_refused_in_a_sentence(tmp_path: object) -> None:
+    with pytest.raises(BadInput, match="there is no recipe 'nowhere"):
+        read_recipe("nowhere.yaml")
+    broken = tmp_path / "broken.yaml"  # type: ignore[operator]
+    broken.write_text("epochs: [1, 2")
+    with pytest.raises(BadInput, match="not valid YAML"):
+        read_recipe(broken)
+
+
+# ---- schedules and optimisers -------------------------------------------------------------------------
+
+
+def rates(schedule: Schedule, per_epoch: int, epochs: int) -> list[float]:
+    total = per_epoch * epochs
+    return [rate(schedule, step, per_epoch, total) for step in range(total)]
+
+
+def torch_rates(make: object, steps: int, every: int = 1) -> list[float]:
+    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    scheduler = make(optimiser)  # type: ignore[operator]
+    found = []
+    for step in range(steps):
+        found.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        if (step + 1) % every == 0:
+            scheduler.step()
+    return found
+
+
+def test_schedules_are_those_of_torch() -> None:
+    from torch.optim import lr_scheduler as s
+
+    assert rates(Schedule("step", (2, 3), 0.1), 5, 4) == pytest.approx(
+        torch_rates(lambda o: s.MultiStepLR(o, [2, 3], 0.1), 20, every=5)
+    )
+    assert rates(Schedule("exponential", gamma=0.94, every=2), 5, 6) == pytest.approx(
+        torch_rates(lambda o: s.ExponentialLR(o, 0.94), 30, every=10)
+    )
+    assert rates(Schedule("one-cycle", peak=0.3), 10, 4) == pytest.approx(
+        torch_rates(lambda o: s.OneCycleLR(o, 1.0, total_steps=40, final_div_factor=400), 40)
+    )
+    assert rates(Schedule("cosine"), 10, 3) == pytest.approx(
+        torch_rates(lambda o: s.CosineAnnealingLR(o, 29), 30), abs=1e-12
+    )
+    assert rates(Schedule("constant"), 2, 2) == [1.0] * 4
+
+
+def test_warm_up_grows_evenly_from_nothing() -> None:
+    found = rates(Schedule("constant", warmup=2), 5, 4)
+    assert found == pytest.approx([min(1.0, (step + 1) / 10) for step in range(20)])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
+def test_every_optimiser_descends_and_spares_what_it_should_not_decay(kind: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    how = Optimiser(kind=kind, lr=1e-3, weight_decay=0.5, decay="weights")  # type: ignore[arg-type]
+    optimiser = optimiser_for(net.parameters(), how)
+    decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
+    assert decay[id(net[0].weight)] == 0.5
+    assert {decay[id(p)] for p in (net[0].bias, net[1].weight, net[1].bias)} == {0.0}
+    x = torch.randn(16, 3)
+    before = net(x).square().sum()
+    before.backward()
+    optimiser.step()
+    assert net(x).square().sum() < before
+
+
+def test_a_network_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(BadInput, match="nothing is left to train"):
+        optimiser_for(nn.Linear(2, 2).requires_grad_(False).parameters(), Optimiser())
+
+
+def test_defaults_are_finite_and_frozen() -> None:
+    recipe = Recipe()
+    assert math.isfinite(recipe.optimiser.lr)
+    with pytest.raises(AttributeError):
+        recipe.epochs = 3  # type: ignore[misc]
