@@ -2,7 +2,7 @@
 
 from trimtab.data.adapters import as_set
 from trimtab.data.augment import AUGMENT
-from trimtab.data.corruptions import corrupt
+from trimtab.data.corruptions import CORRUPTIONS, corrupt
 from trimtab.data.fetch import available, fetch
 from trimtab.data.files import save
 from trimtab.data.load import NAMES, load
@@ -12,6 +12,7 @@ from trimtab.data.two_cue import TwoCue
 
 __all__ = [
     "AUGMENT",
+    "CORRUPTIONS",
     "NAMES",
     "Batch",
     "ImageSet",
