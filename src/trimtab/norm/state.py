@@ -94,10 +94,10 @@ def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
     `branch`, only that branch's own parameters stop training: an unused branch must, before DDP wraps
     the model.
     """
-    for parameter in affine_parameters(model, branch):
-        parameter.requires_grad_(False)
     for layer in at_rest(model).values() if branch is None else ():
         layer.rest = layer.setting = replace(layer.rest, source="running", update=False)
+    for parameter in affine_parameters(model, branch):
+        parameter.requires_grad_(False)
     return model
 
 
