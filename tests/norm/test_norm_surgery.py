@@ -170,7 +170,7 @@ def test_every_batch_norm_layer_is_swapped_for_another_kind(name: str, kind: str
 
 
 def test_without_normalisation_only_the_activation_is_left_and_works_on_a_copy() -> None:
-    """timm's fused layers act in place, which is fine on what they normalised, not on what they were given."""
+    """timm's fused layers act in place: fine on what they normalised, not on what they were given."""
     model = public("timm efficientnet_b0").eval()
     x = images(2, 32, 4, 4, dtype=torch.float32)
     wanted, kept = type(model.bn1.act)()(x), x.clone()  # type: ignore[operator,union-attr]

@@ -1,0 +1,319 @@
+"""Folding: the same function with fewer layers, and hands off what tracing cannot prove."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reference.networks import PUBLIC, Small, differing, images, public, season, small, state
+from trimtab import norm
+
+
+def norms(model: nn.Module) -> list[str]:
+    return [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the gradient of their square."""
+    x = x.detach().requires_grad_()
+    logits = model(x)
+    (slope,) = torch.autograd.grad(logits.pow(2).sum(), x)
+    return logits.detach(), slope
+
+
+def agree(model: nn.Module, folded: nn.Module, x: Tensor, tolerance: float = 1e-9) -> bool:
+    pairs = zip(outputs(model.eval(), x), outputs(folded, x), strict=True)
+    return all(float((a - b).abs().max() / a.abs().max()) < tolerance for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_logits_and_input_gradients_stay_the_same_on_public_networks(name: str) -> None:
+    model = public(name).eval()
+    folded = norm.fold(norm.steer(model))
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    assert agree(model, folded, x, tolerance=2e-4)  # float32
+    left = norms(folded)
+    if "densenet" in name:  # pre-activation: most of its layers follow a concatenation
+        assert 0 < len(left) < len(norms(model))
+    else:
+        assert left == []
+
+
+def test_a_pair_becomes_the_convolution_of_the_formula() -> None:
+    model = season(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double()).eval()
+    conv, bn = model[0], model[1]
+    folded: Any = norm.fold(model)
+    scale = bn.weight / torch.sqrt(bn.running_var + bn.eps)
+    assert torch.allclose(folded[0].weight, conv.weight * scale.view(-1, 1, 1, 1))
+    assert torch.allclose(folded[0].bias, (conv.bias - bn.running_mean) * scale + bn.bias)
+    assert isinstance(folded[1], nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("conv", "bn", "shape"),
+    [
+        (nn.Conv1d(2, 3, 3, groups=1), nn.BatchNorm1d(3, affine=False), (4, 2, 8)),
+        (nn.Conv2d(4, 6, 3, groups=2, padding=1, padding_mode="circular"), nn.BatchNorm2d(6), (4, 4, 5, 5)),
+        (nn.Conv3d(2, 3, 2, bias=False), nn.BatchNorm3d(3), (4, 2, 3, 3, 3)),
+    ],
+)
+def test_convolutions_of_every_sort_are_folded(conv: nn.Module, bn: nn.Module, shape: Any) -> None:
+    model = season(nn.Sequential(conv, bn).double())
+    folded = norm.fold(model)
+    assert norms(folded) == []
+    assert agree(model, folded, images(*shape))
+
+
+def test_the_model_given_is_untouched_and_the_copy_is_frozen() -> None:
+    model = norm.steer(small()).train()
+    before = state(model)
+    folded = norm.fold(model)
+    assert differing(before, state(model)) == []
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert not folded.training
+    assert not any(p.requires_grad for p in folded.parameters())
+
+
+# ---- settings in force ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", [None, images(4, 2, 5, 5)], ids=["unverified", "verified"])
+def test_the_branch_in_force_is_folded(example: Tensor | None) -> None:
+    model = norm.add_branch(norm.steer(small()), "adv").eval()
+    for layer in norm.layers(model).values():
+        for value in (*layer.holder("adv").parameters(), layer.holder("adv").running_mean):
+            value.data.mul_(2).add_(0.5)
+    x = images(4, 2, 5, 5)
+    with norm.use(model, branch="adv"):
+        folded = norm.fold(model, example)
+        wanted = model(x)
+    assert norms(folded) == []
+    assert torch.allclose(folded(x), wanted)
+    assert not torch.allclose(folded(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"source": "batch"},
+        {"source": "blend", "rho": 0.5},
+        {"update": 0.5},
+        {"branch": [("main", 2), ("adv", 2)]},
+        {"shift": {"bn1": norm.Shift(torch.ones(4, dtype=torch.float64))}},
+    ],
+    ids=str,
+)
+def test_layers_that_are_no_constant_map_are_left_alone(knobs: dict[str, Any]) -> None:
+    model = norm.add_branch(norm.steer(small()), "adv").eval()
+    with norm.use(model, **knobs):
+        folded = norm.fold(model)
+        wanted = copy.deepcopy(model)
+        for layer, own in zip(norm.layers(wanted).values(), norm.layers(model).values(), strict=True):
+            layer.setting = own.setting
+    assert "bn1" in norms(folded)
+    x = images(4, 2, 5, 5)
+    assert torch.allclose(folded(x), wanted(x))
+
+
+def test_a_part_that_normalises_by_the_batch_is_left_and_the_rest_folded() -> None:
+    model: Any = norm.steer(small()).eval()
+    x = images(4, 2, 5, 5)
+    with norm.use(model.bn1, source="batch", update=False):
+        folded = norm.fold(model, x)
+        wanted = model(x)
+    assert norms(folded) == ["bn1"]
+    assert torch.allclose(folded(x), wanted)
+
+
+# ---- what cannot be proved ------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A convolution and a norm layer, put together by the subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.bn = nn.BatchNorm2d(2)
+        season(self)
+        self.double()
+
+
+class ConvolutionTwice(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(self.conv(x)))
+
+
+class NormTwice(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(self.bn(x)))
+
+
+class OutputUsedElsewhere(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        return self.bn(h) + h
+
+
+class SomethingBetween(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(F.relu(self.conv(x)))
+
+
+class WeightReadElsewhere(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + F.conv2d(x, self.conv.weight, padding=1)
+
+
+class GainReadElsewhere(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) * self.bn.weight.sum()
+
+
+class StatisticsReadElsewhere(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) * self.bn.running_var.sum()
+
+
+class ForwardByValue(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn(self.conv(x))
+        return h if x.mean() > 100 else 2 * h
+
+
+class TransposedConvolution(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(2, 2, 3, padding=1).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+class SteersItself(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        norm.steer(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with norm.use(self.bn, source="batch", update=False):
+            return self.bn(self.conv(x))
+
+
+UNPROVABLE = [
+    ConvolutionTwice,
+    NormTwice,
+    OutputUsedElsewhere,
+    SomethingBetween,
+    WeightReadElsewhere,
+    GainReadElsewhere,
+    StatisticsReadElsewhere,
+    ForwardByValue,
+    TransposedConvolution,
+    SteersItself,
+]
+
+
+@pytest.mark.parametrize("kind", UNPROVABLE)
+def test_what_tracing_cannot_prove_is_left_alone(kind: type[Block]) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    folded = norm.fold(model)
+    assert norms(folded) == ["bn"]
+    assert agree(model, folded, images(4, 2, 5, 5))
+
+
+class OneConvolutionUnderTwoNames(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.conv
+        self.bn2 = season(nn.BatchNorm2d(2).double(), 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + self.bn2(self.again(x))
+
+
+class TiedWeights(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(2, 2, 3, padding=1).double()
+        self.other.weight = self.conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + self.other(x)
+
+
+@pytest.mark.parametrize("kind", [OneConvolutionUnderTwoNames, TiedWeights])
+def test_shared_convolutions_still_compute_the_same(kind: type[Block]) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    assert agree(model, norm.fold(model), images(4, 2, 5, 5))
+
+
+def test_one_convolution_under_two_names_is_left_alone() -> None:
+    assert norms(norm.fold(OneConvolutionUnderTwoNames())) == ["bn", "bn2"]
+
+
+@pytest.mark.parametrize("at", ["conv1", "bn1"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooked_modules_are_left_alone(at: str, register: str) -> None:
+    model = small().eval()
+    getattr(model.get_submodule(at), register)(lambda *_: None)
+    assert norms(norm.fold(model)) == ["bn1"]
+
+
+def test_parametrised_convolutions_are_left_alone() -> None:
+    model = small()
+    nn.utils.parametrizations.weight_norm(model.conv1)
+    folded = norm.fold(model)
+    assert norms(folded) == ["bn1"]
+    assert agree(model, folded, images(4, 2, 5, 5))
+
+
+def test_layers_without_running_statistics_are_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)).double()
+    assert norms(norm.fold(model)) == ["1"]
+
+
+# ---- verification ---------------------------------------------------------------------------------------
+
+
+class Deceitful(Small):
+    """Traces as it should, and runs otherwise: it reads the norm layer behind the tracer's back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        hidden = dict(self.named_modules())["bn1"]
+        return y + 1 if isinstance(hidden, nn.Identity) else y
+
+
+def test_a_copy_that_differs_on_the_example_is_given_unfolded() -> None:
+    torch.manual_seed(0)
+    model = season(Deceitful().double()).eval()
+    x = images(4, 2, 5, 5)
+    assert norms(norm.fold(model)) == []
+    checked = norm.fold(model, x)
+    assert norms(checked) == ["bn1", "bn2"]
+    assert agree(model, checked, x)
+
+
+class Curious(Small):
+    """Asks its norm layer for something that no tracer sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bn1.eps
+
+
+def test_a_copy_that_cannot_run_on_the_example_is_given_unfolded() -> None:
+    assert norms(norm.fold(Curious().double(), images(4, 2, 5, 5))) == ["bn1", "bn2"]
+
+
+def test_a_copy_that_agrees_on_the_example_is_folded() -> None:
+    x = images(4, 2, 5, 5)
+    assert norms(norm.fold(small(), x)) == []

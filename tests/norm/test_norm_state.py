@@ -1,0 +1,186 @@
+"""Keeping, restoring, re-estimating and freezing the state of all norm layers at once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reference.networks import Small, differing, images, small, state
+from trimtab import norm
+from trimtab.types import BadInput
+
+
+@pytest.fixture
+def model() -> Small:
+    return norm.add_branch(norm.steer(small()), "adv")  # type: ignore[return-value]
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return images(12, 2, 5, 5)
+
+
+# ---- snapshot and restore -------------------------------------------------------------------------------
+
+
+def test_restore_puts_back_every_bit_into_the_same_tensors(model: Small, x: Tensor) -> None:
+    kept, before = norm.snapshot(model), state(model)
+    held = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    with norm.use(model, branch=[("main", 6), ("adv", 6)]):
+        model(x).sum().backward()
+    for parameter in norm.affine_parameters(model):
+        parameter.data.add_(1)
+    assert differing(before, state(model)) != []
+    norm.restore(model, kept)
+    model.zero_grad()
+    assert differing(before, state(model)) == []
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == held
+
+
+def test_a_snapshot_is_a_copy(model: Small, x: Tensor) -> None:
+    kept = norm.snapshot(model)
+    mean = kept["bn1"]["running_mean"].clone()
+    model(x)
+    assert torch.equal(kept["bn1"]["running_mean"], mean)
+
+
+def test_a_snapshot_of_another_model_is_refused(model: Small) -> None:
+    with pytest.raises(BadInput, match="other layers"):
+        norm.restore(model, {})
+    kept = norm.snapshot(norm.steer(small()))
+    with pytest.raises(BadInput, match="other branches"):
+        norm.restore(model, kept)
+
+
+# ---- recalibrate and adopt ------------------------------------------------------------------------------
+
+
+def test_recalibrating_estimates_over_all_images_however_they_are_cut(x: Tensor) -> None:
+    model = norm.steer(small())
+    received = model.conv1(x).detach()  # type: ignore[operator]
+    for batches in ([x], [x[:3], x[3:8], x[8:]], ((part, "label") for part in x.split(5))):
+        one = copy.deepcopy(model)
+        norm.recalibrate(one, batches)
+        assert torch.allclose(one.bn1.running_mean, received.mean((0, 2, 3)))  # type: ignore[arg-type]
+        assert torch.allclose(
+            one.bn1.running_var,  # type: ignore[arg-type]
+            received.var((0, 2, 3), correction=0),
+        )
+
+
+def test_recalibrating_pools_what_deeper_layers_see_behind_batch_statistics(x: Tensor) -> None:
+    model = norm.steer(small())
+    parts = [x[:4], x[4:]]
+    seen = []
+    for part in parts:  # by hand: the first layer normalises by this very batch
+        h = model.conv1(part)  # type: ignore[operator]
+        h = nn.functional.batch_norm(h, None, None, model.bn1.weight, model.bn1.bias, True)  # type: ignore[arg-type]
+        seen.append(model.conv2(torch.relu(h)).detach())  # type: ignore[operator]
+    everything = torch.cat(seen)
+    norm.recalibrate(model, parts)
+    assert torch.allclose(model.bn2.running_mean, everything.mean((0, 2, 3)))  # type: ignore[arg-type]
+    assert torch.allclose(model.bn2.running_var, everything.var((0, 2, 3), correction=0))  # type: ignore[arg-type]
+
+
+def test_recalibrating_touches_one_branch_and_nothing_else(model: Small, x: Tensor) -> None:
+    model.bn2.eval()  # modes may be mixed
+    modes = {name: module.training for name, module in model.named_modules()}
+    before = state(model)
+    norm.recalibrate(model, [x], branch="adv")
+    changed = differing(before, state(model))
+    assert {name.rsplit(".", 1)[0] for name in changed} == {"bn1.branches.adv", "bn2.branches.adv"}
+    assert {name.rsplit(".", 1)[1] for name in changed} <= {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
+    assert {name: module.training for name, module in model.named_modules()} == modes
+
+
+def test_recalibrating_that_fails_changes_nothing(model: Small, x: Tensor) -> None:
+    def broken() -> Any:
+        yield x
+        raise OSError("the disk is gone")
+
+    model.train()
+    before = state(model)
+    with pytest.raises(OSError, match="disk"):
+        norm.recalibrate(model, broken())
+    assert differing(before, state(model)) == []
+    assert model.training
+    with pytest.raises(BadInput, match="at least one batch"):
+        norm.recalibrate(model, [])
+
+
+def test_a_later_pass_with_adopted_statistics_reproduces_the_blend(x: Tensor) -> None:
+    for of in ("std", "var", "pooled"):
+        model = norm.steer(small()).eval()
+        steering = norm.use(model, source="blend", rho=0.3, blend_of=of, update=False)
+        with steering, norm.observe(model) as seen:
+            wanted = model(x)
+        norm.adopt(model, seen, rho=0.3, blend_of=of)
+        assert torch.allclose(model(x), wanted)
+
+
+# ---- freeze and thaw ------------------------------------------------------------------------------------
+
+
+def test_frozen_layers_are_in_eval_mode_whatever_the_mode(model: Small, x: Tensor) -> None:
+    wanted = norm.release(copy.deepcopy(model)).eval()(x)
+    norm.freeze(model).train()
+    before = state(model)
+    got = model(x)
+    got.sum().backward()
+    assert torch.equal(got, wanted)
+    model.zero_grad()
+    assert differing(before, state(model)) == []
+    assert not any(p.requires_grad for p in norm.affine_parameters(model))
+    assert model.conv1.weight.requires_grad
+
+
+def test_a_copy_of_a_frozen_model_is_frozen_and_thawing_undoes_it(model: Small, x: Tensor) -> None:
+    wanted = copy.deepcopy(model)(x)
+    frozen = copy.deepcopy(norm.freeze(model))
+    assert torch.equal(frozen(x), model.eval()(x))
+    norm.thaw(frozen)
+    assert torch.equal(frozen.train()(x), wanted)
+    assert all(p.requires_grad for p in norm.affine_parameters(frozen))
+
+
+def test_a_knob_may_override_a_frozen_layer_for_a_while(model: Small, x: Tensor) -> None:
+    wanted = copy.deepcopy(model)(x)
+    norm.freeze(model)
+    with norm.use(model, source=None, update=None):
+        assert torch.equal(model(x), wanted)
+
+
+def test_freezing_a_branch_stops_its_parameters_only(model: Small) -> None:
+    norm.freeze(model, branch="adv")
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {f"bn{i}.branches.adv.{half}" for i in (1, 2) for half in ("weight", "bias")}
+    assert all(layer.setting.neutral for layer in norm.layers(model).values())
+
+
+def test_freezing_inside_use_is_refused_and_does_nothing(model: Small) -> None:
+    for change in (norm.freeze, norm.thaw, norm.release):
+        with norm.use(model, groups=2), pytest.raises(BadInput, match="inside a use"):
+            change(model)  # type: ignore[operator]
+        assert all(p.requires_grad for p in model.parameters())
+        assert len(norm.layers(model)) == 2
+
+
+def test_affine_parameters_are_those_of_all_branches_or_of_one(model: Small) -> None:
+    names = {id(p): name for name, p in model.named_parameters()}
+    everything = {names[id(p)] for p in norm.affine_parameters(model)}
+    assert everything == {name for name in names.values() if name.startswith("bn")}
+    adv = {names[id(p)] for p in norm.affine_parameters(model, "adv")}
+    assert adv == {name for name in everything if "adv" in name}
+
+
+def test_synchronising_changes_nothing_in_one_process(model: Small, x: Tensor) -> None:
+    wanted = copy.deepcopy(model)(x)
+    assert torch.equal(norm.synchronise(model)(x), wanted)
