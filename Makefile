@@ -10,7 +10,7 @@ demo: $(VENV)/.product
 	$(VENV)/bin/trimtab demo
 
 test: $(VENV)/.developer lint types
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.developer
 	$(VENV)/bin/ruff check .

@@ -64,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(trouble))
     except OSError as trouble:
         if trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            return _say(
-                f"cannot write: {(trouble.strerror or str(trouble)).lower()} ({trouble.filename or 'no file name'})"
-            )
+            return _say(f"cannot write {trouble.filename or 'a file'}: {trouble.strerror or trouble}")
         raise
     except KeyboardInterrupt:
         return _say("interrupted; run the same command again to go on") + 128
