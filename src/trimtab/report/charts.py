@@ -1,0 +1,150 @@
+"""Which charts the cards call for: one for whatever was measured often enough to be a curve or a map."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from trimtab.certify import Curve
+from trimtab.evaluate import Card
+from trimtab.report import plots
+from trimtab.report.tables import (
+    DISTURBED,
+    ITERATION,
+    RADIUS,
+    REFERENCE,
+    Estimate,
+    curve,
+    estimates,
+    mean,
+    names,
+    short,
+    states,
+)
+from trimtab.report.tables import comparison as compared
+from trimtab.report.tables import grid as gridded
+
+Points = TypeVar("Points")
+
+
+def charts(cards: Sequence[Card], batch_sizes: Mapping[str, Mapping[int, Card]]) -> Iterator[plots.Chart]:
+    """All charts of these cards, the most telling first."""
+    yield from _overview(cards)
+    yield from _iterations(cards)
+    yield from _certified(cards)
+    yield from _corruptions(cards)
+    yield from _rhos(cards)
+    yield from _batch_sizes(batch_sizes)
+
+
+def _overview(cards: Sequence[Card]) -> Iterator[plots.Chart]:
+    drawn = short(gridded(cards[0]) if len(cards) == 1 else compared([_reference(card) for card in cards]))
+    groups = {
+        column: {line.name: _point(cell) for line in drawn.lines if (cell := line.cells[i])}
+        for i, column in enumerate(drawn.columns)
+    }
+    for part in _eights(groups):
+        yield plots.overview(part)
+
+
+def _iterations(cards: Sequence[Card]) -> Iterator[plots.Chart]:
+    by_attack: dict[str, dict[str, dict[float, float]]] = {}
+    for name, card in _shown(cards):
+        for row in card.rows:
+            points = curve(row, ITERATION)
+            if len(points) > 1:
+                by_attack.setdefault(row.condition, {}).setdefault(_series(cards, name, row.state), points)
+    for attack, series in by_attack.items():
+        for part in _eights(series):
+            yield plots.iteration_curve(part, f"Accuracy over iterations: {attack}")
+
+
+def _certified(cards: Sequence[Card]) -> Iterator[plots.Chart]:
+    curves = []
+    for name, card in _shown(cards):
+        for row in card.rows:
+            points = curve(row, RADIUS)
+            if points:
+                label = f"{_series(cards, name, row.state)}: {row.condition}"
+                curves.append(
+                    Curve(label, tuple(points), tuple(points.values()), (0.0,) * len(points), row.n)
+                )
+    for start in range(0, len(curves), len(plots.PALETTE)):
+        yield plots.certified_accuracy(curves[start : start + len(plots.PALETTE)])
+
+
+def _corruptions(cards: Sequence[Card]) -> Iterator[plots.Chart]:
+    for name, card in _shown(cards):
+        for state in states(card):
+            table: dict[str, dict[int, float]] = {}
+            for (kind, condition), found in estimates(card, state).items():
+                named = re.fullmatch(r"(.+), severity (\d)", condition)
+                if kind == "corruption" and named:
+                    table.setdefault(named[1], {})[int(named[2])] = found.value
+            if sum(map(len, table.values())) > 2:
+                yield plots.corruption_map(table, f"Accuracy under corruption: {_series(cards, name, state)}")
+
+
+def _rhos(cards: Sequence[Card]) -> Iterator[plots.Chart]:
+    for name, card in zip(names(cards), cards, strict=True):
+        at = {
+            float(found[1]): state
+            for state in states(card)
+            if (found := re.fullmatch(r"adapted per batch \(rho ([\d.]+)\)", state))
+        }
+        if len(at) < 2:
+            continue
+        if REFERENCE in states(card):
+            at[0.0] = REFERENCE
+        series: dict[str, dict[float, plots.Point]] = {}
+        for rho, state in at.items():
+            for group, estimate in _groups(card, state).items():
+                series.setdefault(group, {})[rho] = _point(estimate)
+        yield plots.rho_curve(series, f"How much of the batch's statistics to take: {name}")
+
+
+def _batch_sizes(batch_sizes: Mapping[str, Mapping[int, Card]]) -> Iterator[plots.Chart]:
+    for name, by_size in batch_sizes.items():
+        series: dict[str, dict[float, plots.Point]] = {}
+        for size, card in by_size.items():
+            for state in states(card):
+                for group, found in _groups(card, state).items():
+                    if group == "disturbed":
+                        series.setdefault(state, {})[size] = _point(found)
+        if series:
+            yield plots.batch_size_curve(series, f"Disturbed images, batch by batch: {name}")
+
+
+def _groups(card: Card, state: str) -> dict[str, Estimate]:
+    found = estimates(card, state)
+    kinds = {"unchanged": ("clean",), "disturbed": DISTURBED, "attacked": ("attack",)}
+    held = {group: mean(e for (kind, _), e in found.items() if kind in of) for group, of in kinds.items()}
+    return {group: e for group, e in held.items() if e}
+
+
+def _shown(cards: Sequence[Card]) -> Iterator[tuple[str, Card]]:
+    """Of one card every norm state; of several the reference, so that charts stay legible."""
+    for name, card in zip(names(cards), cards, strict=True):
+        yield name, card if len(cards) == 1 else _reference(card)
+
+
+def _reference(card: Card) -> Card:
+    first = states(card)[0]
+    return replace(card, rows=tuple(row for row in card.rows if row.state == first))
+
+
+def _series(cards: Sequence[Card], name: str, state: str) -> str:
+    return state if len(cards) == 1 else name
+
+
+def _point(found: Estimate) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
+
+
+def _eights(groups: Mapping[str, Points]) -> Iterator[dict[str, Points]]:
+    """As many series at a time as a chart tells apart."""
+    held = list(groups.items())
+    for start in range(0, len(held), len(plots.PALETTE)):
+        yield dict(held[start : start + len(plots.PALETTE)])

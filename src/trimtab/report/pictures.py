@@ -1,0 +1,114 @@
+"""Images for people: single ones, strips of clean, change and result, and grids with names, all as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from trimtab.types import BadInput
+
+SIDE = 96
+"""Small images are enlarged until their height reaches about this many pixels."""
+_INK, _PAPER, _GAP = (60, 64, 72), (255, 255, 255), 6
+
+
+@dataclass(frozen=True)
+class Picture:
+    png: bytes
+    caption: str
+    alt: str
+    """What it shows, for those who cannot see it."""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    title: str
+    about: str
+    """How to read the pictures, in a sentence."""
+    pictures: tuple[Picture, ...]
+
+
+def png(image: Tensor, scale: int | None = None) -> bytes:
+    """One image (C, H, W) with pixels in [0, 1], enlarged without smoothing."""
+    return _write(_picture(image, scale))
+
+
+def gradient(image: Tensor) -> Tensor:
+    """A signed image (..., C, H, W) in [0, 1]: grey is 0, the largest absolute value black or white."""
+    largest = image.abs().amax(dim=(-3, -2, -1), keepdim=True).clamp_min(1e-12)
+    return 0.5 + image / (2 * largest)
+
+
+def examples(
+    title: str,
+    clean: Tensor,
+    changed: Tensor,
+    labels: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    classes: Sequence[str],
+) -> Gallery:
+    """Strips of image, change and result (each N, C, H, W), with what the model said before and after."""
+    if not len(clean) == len(changed) == len(labels) == len(before) == len(after):
+        raise BadInput("examples need as many changed images, labels and answers as clean images")
+    strips = []
+    for x, z, y, was, now in zip(clean, changed, labels, before, after, strict=True):
+        panels = torch.cat(
+            [x, torch.ones_like(x[..., :2]), gradient(z - x), torch.ones_like(x[..., :2]), z], -1
+        )
+        said = f"{classes[y]}: {classes[was]} → {classes[now]}"
+        seen = (
+            f"{classes[y]}, the change to it, and the result: taken for {classes[was]}, then {classes[now]}"
+        )
+        strips.append(Picture(png(panels), said, seen))
+    about = "Each strip: the image, the change to it (grey is none, scaled to be seen), and the result. "
+    return Gallery(title, about + "Below: its class, and what the model says before → after.", tuple(strips))
+
+
+def grid(
+    rows: Sequence[Tensor], row_names: Sequence[str], column_names: Sequence[str], scale: int | None = None
+) -> bytes:
+    """Images in named rows (each N, C, H, W) under named columns."""
+    if len(rows) != len(row_names) or any(len(row) != len(column_names) for row in rows):
+        raise BadInput(
+            f"a grid needs a name per row and per column, found {len(row_names)} and {len(column_names)} for "
+            f"rows of {[len(row) for row in rows]}"
+        )
+    cells = [[_picture(image, scale) for image in row] for row in rows]
+    width, height = (max(size) for size in zip(*(c.size for line in cells for c in line), strict=True))
+    font = ImageFont.load_default(12)
+    margin = int(max(font.getlength(name) for name in row_names)) + 2 * _GAP
+    head = 24
+    size = (margin + len(column_names) * (width + _GAP), head + len(rows) * (height + _GAP))
+    whole = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(whole)
+    for j, name in enumerate(column_names):
+        draw.text((margin + j * (width + _GAP) + width / 2, head / 2), name, _INK, font, anchor="mm")
+    for i, (name, line) in enumerate(zip(row_names, cells, strict=True)):
+        top = head + i * (height + _GAP)
+        draw.text((margin - _GAP, top + height / 2), name, _INK, font, anchor="rm")
+        for j, cell in enumerate(line):
+            whole.paste(cell, (margin + j * (width + _GAP), top))
+    return _write(whole)
+
+
+def _picture(image: Tensor, scale: int | None) -> Image.Image:
+    if image.dim() != 3 or image.shape[0] not in (1, 3):
+        raise BadInput(
+            f"a picture is one image of 1 or 3 channels (C, H, W), found shape {tuple(image.shape)}"
+        )
+    pixels = (image.detach().cpu().float().clamp(0, 1) * 255).round().byte()
+    drawn = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    factor = scale or max(1, round(SIDE / drawn.height))
+    return drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
+
+
+def _write(picture: Image.Image) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return out.getvalue()

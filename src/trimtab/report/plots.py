@@ -1,0 +1,257 @@
+"""Charts of what trimtab measures. Each function takes plain numbers and returns an altair chart.
+
+Shares go in from 0 to 1 and are drawn in percent. A point is a number, or (value, low, high) where there is
+an interval, which is drawn as a band or a bar. Every chart has a title, a sentence for those who cannot see
+it, named axes with units, and colours that colour-blind people tell apart (Okabe and Ito), with a shape to
+each colour. It holds no theme, so that a page may show it light or dark; `save` writes it as SVG, PNG or PDF,
+without a browser and without a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import altair as alt
+
+from trimtab.certify import Curve
+from trimtab.types import BadInput
+
+Point: TypeAlias = "float | tuple[float, float, float]"
+"""A value, or a value with the ends of its interval."""
+Series: TypeAlias = Mapping[str, Mapping[float, Point]]
+"""Points over x, by what the legend calls them."""
+Chart: TypeAlias = "alt.Chart | alt.LayerChart"
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
+WIDTH, HEIGHT = 520, 260
+ACCURACY = "accuracy (%)"
+
+
+def iteration_curve(series: Series, title: str = "Accuracy over the attack's iterations") -> Chart:
+    """Does the attack still gain at its end? A curve that still falls overstates robustness."""
+    about = "Lines of the accuracy that is left after so many iterations of one long attack."
+    return _lines(series, "iterations", "iterations (log scale)", ACCURACY, title, about, log=True)
+
+
+def certified_accuracy(curves: Sequence[Curve], title: str = "Certified accuracy over the radius") -> Chart:
+    """The share of images that no change within an l2 radius can turn; an envelope is dashed."""
+    series = {c.label: dict(zip(c.radii, c.accuracy, strict=True)) for c in curves}
+    dashed = [c.label for c in curves if not c.certified]
+    about = "Lines of the share of images that are certified at each l2 radius."
+    return _lines(series, "radius", "l2 radius (pixels in 0..1)", "certified accuracy (%)", title, about,
+                  dashed=dashed)  # fmt: skip
+
+
+def rho_curve(series: Series, title: str = "How much of the batch's statistics to take") -> Chart:
+    about = "Lines of accuracy over rho: 0 takes the running statistics, 1 those of the batch."
+    return _lines(series, "rho", "rho (0: running statistics, 1: the batch's)", ACCURACY, title, about)
+
+
+def batch_size_curve(series: Series, title: str = "How large a batch must be") -> Chart:
+    about = "Lines of accuracy over the number of images whose statistics are taken."
+    return _lines(series, "batch", "images in a batch (log scale)", ACCURACY, title, about, log=True)
+
+
+def tolerance_curve(series: Series, title: str = "Tolerance to moved statistics") -> Chart:
+    """Accuracy over the relative size of a shift of every layer's mean or deviation."""
+    about = "Lines of accuracy over the size by which normalisation statistics are moved."
+    return _lines(series, "shift", "relative shift of the statistics", ACCURACY, title, about)
+
+
+def usefulness_against_ligs(
+    runs: Mapping[str, Sequence[tuple[float, float]]], title: str = "Usefulness against LIGS over the epochs"
+) -> Chart:
+    """The path of each training in the plane of (LIGS, accuracy), one point per epoch."""
+    rows = [
+        {"series": name, "epoch": epoch, "LIGS": _round(ligs), "value": _percent(accuracy)}
+        for name, path in runs.items()
+        for epoch, (ligs, accuracy) in enumerate(path, start=1)
+    ]
+    about = "Paths of trainings: clean accuracy against the local input gradient similarity, epoch by epoch."
+    base = _base(rows, title, about).encode(
+        x=alt.X("LIGS:Q", title="LIGS (cosine, 1: gradients agree)", scale=alt.Scale(zero=False)),
+        y=alt.Y("value:Q", title="clean accuracy (%)", scale=alt.Scale(zero=False)),
+        order="epoch:Q",
+        tooltip=["series:N", "epoch:Q", "LIGS:Q", alt.Tooltip("value:Q", title="accuracy (%)")],
+        **_identity(list(runs)),
+    )
+    return _layered(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=50))
+
+
+def branch_statistics(
+    branches: Mapping[str, Sequence[float]], statistic: str = "running mean", layer: str = ""
+) -> Chart:
+    """One statistic of every channel, the branches side by side."""
+    rows = [
+        {"series": name, "channel": channel, "value": float(f"{value:.4g}")}
+        for name, values in branches.items()
+        for channel, value in enumerate(values)
+    ]
+    place = f" of {layer}" if layer else ""
+    title = f"{statistic[:1].upper()}{statistic[1:]}{place}, branch by branch"
+    about = f"Points of the {statistic} of each channel{place}, one colour per branch."
+    base = _base(rows, title, about).encode(
+        x=alt.X("channel:O", title="channel", axis=alt.Axis(labelOverlap=True, labelAngle=0)),
+        y=alt.Y("value:Q", title=statistic),
+        tooltip=["series:N", "channel:O", alt.Tooltip("value:Q", title=statistic)],
+        **_identity(list(branches)),
+    )
+    return _layered(base.mark_point(filled=True, size=50))
+
+
+def corruption_map(
+    accuracies: Mapping[str, Mapping[int, float]], title: str = "Accuracy under corruption"
+) -> Chart:
+    """Corruptions down, severity across; dark is bad."""
+    rows = [
+        {"corruption": name.replace("_", " "), "severity": severity, "value": _percent(value)}
+        for name, by_severity in accuracies.items()
+        for severity, value in sorted(by_severity.items())
+    ]
+    about = "A map of the accuracy under each corruption and severity; darker cells are worse."
+    base = _base(rows, title, about, height=26 * len(accuracies) + 10).encode(
+        x=alt.X("severity:O", title="severity", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("corruption:N", title=None, sort=None),
+        tooltip=["corruption:N", "severity:O", alt.Tooltip("value:Q", title=ACCURACY)],
+    )
+    scale = alt.Scale(scheme="viridis", domain=[0, 100])
+    legend = alt.Legend(orient="bottom", titleOrient="left", gradientLength=120, tickCount=3)
+    cells = base.mark_rect().encode(color=alt.Color("value:Q", title=ACCURACY, scale=scale, legend=legend))
+    ink = alt.condition("datum.value > 55", alt.value("black"), alt.value("white"))
+    text = base.mark_text(fontSize=11).encode(text=alt.Text("value:Q", format=".0f"), color=ink)
+    return _layered(cells, text, legend=False)
+
+
+def overview(groups: Mapping[str, Mapping[str, Point]], title: str = "All conditions at a glance") -> Chart:
+    """Every condition's accuracy with its interval, one mark per norm state or model."""
+    rows = [
+        {"series": name, "condition": condition, **_spread(point)}
+        for name, points in groups.items()
+        for condition, point in points.items()
+    ]
+    conditions = len({row["condition"] for row in rows})
+    about = "Points of accuracy with 95 % intervals, one line per condition, one colour per legend entry."
+    base = _base(rows, title, about, height=max(120, conditions * (12 + 8 * len(groups)))).encode(
+        y=alt.Y("condition:N", title=None, sort=None, axis=alt.Axis(grid=True)),
+        yOffset=alt.YOffset("series:N", sort=list(groups)),
+        tooltip=_tooltip("condition:N"),
+    )
+    scale = alt.Scale(domain=[0, 100])
+    identity = _identity(list(groups))
+    bars = base.mark_rule(strokeWidth=1.5).encode(
+        x=alt.X("low:Q", title=ACCURACY, scale=scale),
+        x2="high:Q",
+        color=identity["color"],
+    )
+    dots = base.mark_point(filled=True, size=55, opacity=1).encode(
+        x=alt.X("value:Q", title=ACCURACY, scale=scale), **identity
+    )
+    return _layered(bars, dots)
+
+
+def save(chart: Chart, path: str | Path) -> None:
+    """Write a chart as .svg, .png, .pdf, .html or .json."""
+    kinds = ("svg", "png", "pdf", "html", "json")
+    if Path(path).suffix.removeprefix(".") not in kinds:
+        raise BadInput(f"{path} has no ending that charts are written to; take one of {', '.join(kinds)}")
+    chart.save(str(path), scale_factor=2)
+
+
+def _lines(
+    series: Series,
+    x: str,
+    x_title: str,
+    y_title: str,
+    title: str,
+    about: str,
+    log: bool = False,
+    dashed: Sequence[str] = (),
+) -> Chart:
+    if not any(series.values()):
+        raise BadInput("there is nothing to draw: no series has a point")
+    rows = [
+        {"series": name, x: at, **_spread(point)}
+        for name, points in series.items()
+        for at, point in sorted(points.items())
+    ]
+    ticks = (
+        alt.Axis(values=sorted({at for points in series.values() for at in points})) if log else alt.Axis()
+    )
+    scale = alt.Scale(type="log" if log else "linear", nice=False)
+    base = _base(rows, title, about).encode(
+        x=alt.X(f"{x}:Q", title=x_title, scale=scale, axis=ticks), tooltip=_tooltip(f"{x}:Q")
+    )
+    y = alt.Y("value:Q", title=y_title, scale=alt.Scale(domainMin=0))
+    identity = _identity(list(series))
+    line = base.mark_line(strokeWidth=2).encode(y=y, color=identity["color"])
+    if dashed:
+        ends = alt.FieldOneOfPredicate(field="series", oneOf=list(dashed))
+        line = line.encode(strokeDash=alt.condition(ends, alt.value([5, 4]), alt.value([1, 0])))
+    dots = base.mark_point(filled=True, size=60, opacity=1).encode(y=y, **identity)
+    if any("low" in row for row in rows):
+        band = base.mark_area(opacity=0.15).encode(y=y.copy(), color=identity["color"])
+        band = band.encode(y=alt.Y("low:Q", title=y_title, scale=alt.Scale(domainMin=0)), y2="high:Q")
+        return _layered(band, line, dots)
+    return _layered(line, dots)
+
+
+def _base(rows: list[dict[str, Any]], title: str, about: str, height: int = HEIGHT) -> alt.Chart:
+    data = alt.Data(values=rows)
+    return alt.Chart(data, title=title, description=f"{title}. {about}", width=WIDTH, height=height)
+
+
+def _layered(*marks: alt.Chart, legend: bool = True) -> Chart:
+    """The marks over each other; a click in the legend brings one series forward."""
+    first = marks[0]
+    whole = {name: getattr(first, name) for name in ("title", "description", "width", "height")}
+    layers = [_without(mark) for mark in marks]
+    if legend:
+        chosen = alt.selection_point(fields=["series"], bind="legend")
+        faint = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
+        layers = [mark if mark.mark.type == "area" else mark.encode(opacity=faint) for mark in layers]
+        layers[-1] = layers[-1].add_params(chosen)
+    return alt.LayerChart(layer=layers, data=first.data, **whole)
+
+
+def _without(mark: alt.Chart) -> alt.Chart:
+    """The mark alone: data, title and size are the layers' in common."""
+    bare = mark.copy()
+    for name in ("data", "title", "description", "width", "height"):
+        setattr(bare, name, alt.Undefined)
+    return bare
+
+
+def _identity(series: list[str]) -> dict[str, Any]:
+    """Colour and shape by series, in one legend; none for a single series."""
+    if len(series) > len(PALETTE):
+        raise BadInput(f"a chart tells {len(PALETTE)} series apart, found {len(series)}; draw fewer at once")
+    count = len(series)
+    legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=280) if count > 1 else None
+    color = alt.Scale(domain=series, range=list(PALETTE[:count]))
+    shape = alt.Scale(domain=series, range=list(SHAPES[:count]))
+    return {
+        "color": alt.Color("series:N", scale=color, legend=legend),
+        "shape": alt.Shape("series:N", scale=shape, legend=legend),
+    }
+
+
+def _tooltip(*fields: str) -> list[Any]:
+    ends = [alt.Tooltip("low:Q", title="at least (%)"), alt.Tooltip("high:Q", title="at most (%)")]
+    return ["series:N", *fields, alt.Tooltip("value:Q", title=ACCURACY), *ends]
+
+
+def _spread(point: Point) -> dict[str, float]:
+    if isinstance(point, tuple):
+        return dict(zip(("value", "low", "high"), map(_percent, point), strict=True))
+    return {"value": _percent(point)}
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 2)
+
+
+def _round(value: float) -> float:
+    return round(value, 4)
