@@ -1,0 +1,92 @@
+"""Tables and differences, against counts made by hand and exact enumeration."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from report_cards import FROZEN, PER_BATCH, card, row
+from scipy.stats import binom
+
+from trimtab.evaluate import Card
+from trimtab.measure.accuracy import clopper_pearson
+from trimtab.report import tables
+from trimtab.report.tables import Estimate
+
+
+def test_scorecard_has_a_column_per_norm_state_and_the_running_one_comes_first() -> None:
+    mixed = replace(card(), rows=tuple(reversed(card().rows)))
+    table = tables.scorecard(mixed)
+    assert table.header == ("accuracy (95 % interval)", "running", FROZEN, PER_BATCH)
+    assert {len(cells) for cells in table.rows} == {4}
+
+
+def test_scorecard_says_the_accuracy_and_its_interval() -> None:
+    low, high = clopper_pearson(900, 1000)
+    (clean,) = (cells for cells in tables.scorecard(card()).rows if cells[0] == "clean")
+    assert clean[1] == f"90.0 % ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def test_what_was_not_measured_is_left_empty() -> None:
+    (attacked,) = (cells for cells in tables.scorecard(card()).rows if cells[0].startswith("PGD-20"))
+    assert attacked[2:] == ("", "")
+
+
+def test_seeds_are_averaged_and_their_intervals_joined() -> None:
+    rows = tuple(
+        row("clean", "clean", "running", correct, seed=s) for s, correct in enumerate((880, 900, 950))
+    )
+    found = tables.estimates(replace(card(), rows=rows), "running")["clean", "clean"]
+    assert found.value == pytest.approx(0.91)
+    assert (found.low, found.high) == (clopper_pearson(880, 1000)[0], clopper_pearson(950, 1000)[1])
+
+
+def test_many_corruptions_are_shown_as_their_mean_and_the_worst() -> None:
+    shares = (100, 200, 300, 400, 500, 600, 700)
+    rows = tuple(row("corruption", f"kind {i}, severity 3", "running", k) for i, k in enumerate(shares))
+    drawn = tables.scorecard(replace(card(), rows=rows))
+    assert [cells[0] for cells in drawn.rows] == ["mean of 7 corruptions", "worst of them"]
+    assert [cells[1][:6] for cells in drawn.rows] == ["40.0 %", "10.0 %"]
+
+
+def test_models_of_one_name_are_told_apart() -> None:
+    assert tables.names([card("a"), card("b"), card("a"), card("a")]) == ("a", "b", "a (2)", "a (3)")
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("q", [0.1, 0.45, 0.9])
+def test_intervals_of_differences_hold_the_truth_in_at_least_95_percent_of_all_samples(
+    p: float, q: float
+) -> None:
+    n = 25
+    held = 0.0
+    shares = [Estimate(k / n, *clopper_pearson(k, n), n) for k in range(n + 1)]
+    for one, other in product(range(n + 1), repeat=2):
+        gap = tables.difference(shares[one], shares[other])
+        held += (gap.low <= p - q <= gap.high) * binom.pmf(one, n, p) * binom.pmf(other, n, q)
+    assert held >= 0.95
+
+
+def test_a_difference_turns_its_sign_with_its_sides() -> None:
+    a, b = Estimate(0.7, 0.6, 0.75), Estimate(0.5, 0.45, 0.58)
+    there, back = tables.difference(a, b), tables.difference(b, a)
+    assert (there.value, there.low, there.high) == pytest.approx((-back.value, -back.high, -back.low))
+    assert (there.sure, back.sure, tables.difference(a, a).sure) == (1, -1, 0)
+
+
+def test_a_comparison_has_a_line_per_condition_and_norm_state() -> None:
+    other: Card = replace(card("other"), rows=card().rows[:2])
+    compared = tables.comparison([card(), other])
+    assert compared.columns == ("net", "other")
+    found = {(line.name, line.state): line.cells for line in compared.lines}
+    assert len(found) == len(card().rows)
+    assert found["clean", PER_BATCH][1] is None
+    first = found["clean", "running"][1]
+    assert first is not None
+    assert first.value == 0.9
+
+
+def test_curves_are_read_from_figures_in_the_order_of_their_marks() -> None:
+    made = row("attack", "PGD", "running", 1, figures={"after 100": 0.1, "after 20": 0.2, "LIGS": 0.9})
+    assert list(tables.curve(made, tables.ITERATION).items()) == [(20.0, 0.2), (100.0, 0.1)]
+    held = tables.figures(replace(card(), rows=(made,)))
+    assert held.rows == (("PGD", "running", "0", "LIGS", "0.9"),)

@@ -1,0 +1,118 @@
+"""The verdict and the advice say what the rows say, and nothing that they do not."""
+
+import ast
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from report_cards import FROZEN, PER_BATCH, PGD, card, row
+
+import trimtab
+from trimtab.evaluate import Branch, Card, Flag, Frozen, NormState, PerBatch, trust
+from trimtab.models import build
+from trimtab.report import advice, verdict
+from trimtab.report.words import FLAGS
+
+
+def test_the_verdict_names_clean_accuracy_strongest_attack_harshest_disturbance_and_trust() -> None:
+    first, second, third = verdict([card()])
+    assert "net gets 90.0 % of 1,000 images of sample right" in first
+    assert "PGD-100 (l_inf 8/255), leaves 10.0 %" in second
+    assert "contrast, severity 5, leaves 30.0 %" in second
+    assert "No flag" in third
+    assert PER_BATCH in third
+
+
+def test_the_verdict_says_what_was_not_measured() -> None:
+    bare = replace(card(), rows=(row("noise", "noise", "running", 5),), flags=())
+    first, second, third = verdict([bare])
+    assert "was not measured" in first
+    assert "attack" not in second
+    assert "no flag" in third
+    stopped = replace(bare, flags=(Flag("normalisation", "saw", "do"),))
+    assert "no attack was tried" in verdict([stopped])[1].lower()
+
+
+def test_a_flag_in_the_first_norm_state_is_in_the_verdict() -> None:
+    flagged = replace(card(), flags=(Flag("weak attack", "saw", "do"), Flag("samples", "saw", "do")))
+    assert "2 flags (weak attack and samples)" in verdict([flagged])[2]
+
+
+def test_a_model_is_ahead_only_beyond_the_interval() -> None:
+    def scored(model: str, clean: int, attacked: int) -> Card:
+        rows = (row("clean", "clean", "running", clean), row("attack", PGD, "running", attacked))
+        return replace(card(model), rows=rows, flags=())
+
+    first, second, third = verdict([scored("a", 900, 200), scored("b", 890, 400)])
+    assert "no model is clearly ahead" in first
+    assert "b is ahead: b has 40.0 % and a 20.0 %" in second
+    assert "no flag" in third
+
+
+def test_every_flag_that_the_trust_card_can_raise_is_explained() -> None:
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(trust))) if isinstance(node, ast.Call)]
+    raised = {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "Flag"
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert len(raised) > 10
+    assert raised <= set(FLAGS)
+
+
+def test_advice_gives_the_mean_gain_over_what_both_states_measured_and_its_price() -> None:
+    (found,) = advice(card())
+    assert "Adapt the statistics to every batch" in found.what
+    assert found.gain.startswith("+20.0 points")  # (70 - 60 + 70 - 40) / 2
+    assert "−5.0 points" in found.price
+    assert found.size == pytest.approx(0.2)
+
+
+def test_no_other_state_no_advice() -> None:
+    alone = replace(card(), rows=tuple(r for r in card().rows if r.state == "running"))
+    assert advice(alone) == ()
+
+
+def test_a_gain_within_chance_is_not_advised() -> None:
+    assert all(FROZEN not in found.what and "Recalibrate" not in found.what for found in advice(card()))
+
+
+def test_under_attack_a_gain_counts_only_in_a_state_without_flags() -> None:
+    rows = (row("attack", PGD, "running", 100), row("attack", PGD, "branch adv", 400))
+    sound = replace(card(), rows=rows, flags=())
+    (found,) = advice(sound)
+    assert found.gain.startswith("+30.0 points")
+    assert advice(replace(sound, flags=(Flag("black box", "saw", "do", "branch adv"),))) == ()
+
+
+def test_of_several_rho_the_best_is_advised_once() -> None:
+    rows = [row("noise", "noise", "running", 300)]
+    rows += [row("noise", "noise", f"adapted per batch (rho {rho})", k) for rho, k in ((0.5, 600), (1, 500))]
+    (found,) = advice(replace(card(), rows=tuple(rows)))
+    assert "rho=0.5" in found.command
+
+
+def test_advice_says_from_which_batch_size_adaptation_pays() -> None:
+    def at(correct: int) -> Card:
+        rows = (row("noise", "noise", "running", 500), row("noise", "noise", PER_BATCH, correct))
+        return replace(card(), rows=rows)
+
+    (found,) = advice(card(), {4: at(700), 8: at(480), 16: at(600), 64: at(700)})
+    assert "pays from batches of 16 (tried: 4, 8, 16, 64)" in found.gain
+    (found,) = advice(card(), {8: at(700), 64: at(480)})
+    assert "not even the largest" in found.gain
+
+
+@pytest.mark.parametrize("state", [PerBatch(0.5), Frozen(1.0, 64), Branch("adv")], ids=str)
+def test_the_advised_command_runs(state: NormState) -> None:
+    model = build("resnet8", classes=10, width=8)
+    trimtab.add_branch(trimtab.steer(model), "adv", copy_of="main")
+    rows = (row("noise", "noise", "running", 100), row("noise", "noise", str(state), 900))
+    (found,) = advice(replace(card(), rows=rows, flags=()))
+    names = {"trimtab": trimtab, "model": model, "images": torch.rand(8, 3, 32, 32)}
+    exec(found.command, names)
+    made = names.get("adapted") or names.get("fixed") or model
+    assert made(torch.rand(4, 3, 32, 32)).shape == (4, 10)
