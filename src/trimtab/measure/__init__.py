@@ -1,5 +1,20 @@
-"""Measurements on any classifier: they return values per sample or per set, and leave the model as it was."""
+"""Measurements on any classifier: they return values per sample or per set, and leave the model as it was.
+
+accuracy           exact counts with their interval        corruption_error  mCE against a named baseline
+ligs               local input-gradient similarity         landscape         loss range and smoothness
+statistics         branches, batches, tolerance to shifts  gradients         loss gradients as pictures
+spectra            Fourier spectra
+"""
 
 from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
+from trimtab.measure.gradients import as_picture, loss_gradients
+from trimtab.measure.landscape import Landscape, landscape
+from trimtab.measure.ligs import PROBES, Average, ligs, usefulness
+from trimtab.measure.spectra import high_share, radial, spectrum
+from trimtab.measure.statistics import batch_against_running, branch_statistics, tolerance
 
-__all__ = ["Accuracy", "accuracy", "clopper_pearson"]
+__all__ = [
+    "PROBES", "Accuracy", "Average", "Landscape", "accuracy", "as_picture", "batch_against_running",
+    "branch_statistics", "clopper_pearson", "high_share", "landscape", "ligs", "loss_gradients", "radial",
+    "spectrum", "tolerance", "usefulness",
+]  # fmt: skip

@@ -22,9 +22,11 @@ from trimtab.norm.state import (
     Snapshot,
     adopt,
     affine_parameters,
+    branches,
     freeze,
     recalibrate,
     restore,
+    running,
     shift_gradients,
     snapshot,
     synchronise,
@@ -35,7 +37,8 @@ from trimtab.norm.surgery import add_branch, plan, rebuild, release, steer
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
-    "add_branch", "adopt", "affine_parameters", "audit", "fold", "freeze", "layers", "make", "observe",
-    "perturb", "plan", "rebuild", "recalibrate", "release", "restore", "robust_moments",
-    "shift_gradients", "snapshot", "steer", "swap", "synchronise", "thaw", "use", "zero_shifts",
+    "add_branch", "adopt", "affine_parameters", "audit", "branches", "fold", "freeze", "layers", "make",
+    "observe", "perturb", "plan", "rebuild", "recalibrate", "release", "restore", "robust_moments",
+    "running", "shift_gradients", "snapshot", "steer", "swap", "synchronise", "thaw", "use",
+    "zero_shifts",
 ]  # fmt: skip

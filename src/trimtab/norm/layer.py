@@ -20,7 +20,15 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from trimtab.norm.moments import blend, moments, normalise_by, normalise_by_batch, pool, scale_and_offset
+from trimtab.norm.moments import (
+    blend,
+    keep,
+    moments,
+    normalise_by,
+    normalise_by_batch,
+    pool,
+    scale_and_offset,
+)
 from trimtab.norm.parts import Plan, Vectors, normalise_parts, take_moments
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
 from trimtab.norm.synchronise import local_groups, pool_processes, world_size
@@ -226,8 +234,7 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
 
 
 def _by_running(layer: Steered, part: Part, x: Tensor) -> Tensor:
-    # Cloned, since the backward pass needs what normalised, and any pass before it may learn.
-    mean, var = part.statistics.running_mean.clone(), part.statistics.running_var.clone()
+    mean, var = keep(part.statistics.running_mean), keep(part.statistics.running_var)
     return normalise_by(x, mean, var, part.affine.weight, part.affine.bias, layer.setting.shift, layer.eps)
 
 
@@ -243,7 +250,7 @@ def _coefficients(layer: Steered, parts: list[Part], source: str) -> Any:
     together = _by_statistics(parts)
     running = {}
     if source == "blend":
-        running = {own: (own.running_mean.clone(), own.running_var.clone()) for own, _ in together}
+        running = {own: (keep(own.running_mean), keep(own.running_var)) for own, _ in together}
     pooled = layer.pools_processes() and (setting.groups or 1) == 1  # else each group lives on one process
 
     def coefficients(seen: Sequence[Moments], vectors: Vectors) -> tuple[list[Tensor], list[Tensor]]:

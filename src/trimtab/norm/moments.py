@@ -42,6 +42,26 @@ def robust_moments(x: Tensor) -> Moments:
     return Moments(median, deviation**2, wide.shape[1])
 
 
+def keep(running: Tensor) -> Tensor:
+    """Running statistics as they are now: a backward pass needs what normalised, and any pass may learn."""
+    return _opaque_clone(running) if torch.compiler.is_compiling() else running.clone()
+
+
+@torch.library.custom_op("trimtab::clone", mutates_args=())
+def _opaque_clone(value: Tensor) -> Tensor:
+    """A copy that torch.compile does not look into.
+
+    It would repeat a plain one in the backward pass, after the statistics have learnt, and give silently
+    wrong gradients (pytorch/pytorch#197039).
+    """
+    return value.clone()
+
+
+@_opaque_clone.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
 def pool(parts: Sequence[Moments]) -> Moments:
     """The moments of the union, from the moments of its parts."""
     if len(parts) == 1:

@@ -87,6 +87,24 @@ def adopt(
     return model
 
 
+def running(model: nn.Module, branch: str = MAIN) -> dict[str, Moments]:
+    """A copy of the running statistics of a branch, layer by layer (n is the number of updates)."""
+    found = {}
+    for name, layer in steered_layers(model).items():
+        if layer.keeps_statistics and branch in layer.branch_names:
+            holder = layer.statistics_holder(branch)
+            updates = 0 if holder.num_batches_tracked is None else int(holder.num_batches_tracked)
+            found[name] = Moments(holder.running_mean.clone(), holder.running_var.clone(), updates)
+    if not found:
+        raise BadInput(f"no layer keeps running statistics of a branch {branch!r}")
+    return found
+
+
+def branches(model: nn.Module) -> tuple[str, ...]:
+    """The names of all branches, "main" first."""
+    return tuple(dict.fromkeys(name for layer in layers(model).values() for name in layer.branch_names))
+
+
 def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
     """Keep normalisation layers as they are, also in `train()`, until `thaw`.
 

@@ -1,0 +1,72 @@
+"""How rough the loss is along the step that training takes.
+
+Idea      from the weights w with gradient g, walk w - eta g for several eta and look at
+            loss range           lowest and highest loss on the way
+            gradient change      largest ||grad(w - eta g) - g||
+            effective beta       largest ||grad(w - eta g) - g|| / ||eta g||
+Paper     Santurkar et al. 2018, as measured in Benz et al., figures 14 to 17
+Norm      batch statistics, not learning, as training has them
+Cost      one forward/backward pass per eta; the model is copied, not touched
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trimtab import norm
+
+
+@dataclass(frozen=True)
+class Landscape:
+    losses: tuple[float, ...]
+    """At each eta, the first of which is 0."""
+    gradient_change: float
+    beta: float
+    """Effective smoothness."""
+
+    @property
+    def loss_range(self) -> tuple[float, float]:
+        return min(self.losses), max(self.losses)
+
+
+def landscape(
+    model: nn.Module, x: Tensor, y: Tensor, etas: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4)
+) -> Landscape:
+    """Walk along the negative gradient of the mean cross-entropy at the model's weights."""
+    probe = norm.steer(copy.deepcopy(model)).train().requires_grad_(True)
+    with norm.use(probe, update=False) if norm.layers(probe) else nullcontext():
+        parameters = list(probe.parameters())
+        start = [p.detach().clone() for p in parameters]
+        loss, g = _slope(probe, parameters, x, y)
+        losses, change, beta = [loss], 0.0, 0.0
+        for eta in etas:
+            with torch.no_grad():
+                for p, w, slope in zip(parameters, start, g, strict=True):
+                    p.copy_(w - eta * slope)
+            loss, there = _slope(probe, parameters, x, y)
+            moved = _norm([a - b for a, b in zip(there, g, strict=True)])
+            losses.append(loss)
+            change, beta = max(change, moved), max(beta, moved / (eta * _norm(g)))
+    return Landscape(tuple(losses), change, beta)
+
+
+def _slope(
+    model: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor
+) -> tuple[float, list[Tensor]]:
+    with torch.enable_grad():
+        loss = F.cross_entropy(model(x), y)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return float(loss.detach()), [
+        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
+    ]
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return float(torch.stack([t.double().square().sum() for t in tensors]).sum().sqrt())

@@ -1,0 +1,36 @@
+"""Fourier spectra: at which frequencies a corruption changes images, or a gradient looks at them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """Mean amplitude of the two-dimensional Fourier transform over images and channels, zero in the middle.
+
+    For x (N, C, H, W) an (H, W) map; a corruption's is `spectrum(corrupted - clean)`.
+    """
+    amplitude = torch.fft.fft2(x.double(), norm="ortho").abs().mean((0, 1))
+    return torch.fft.fftshift(amplitude)
+
+
+def radial(x: Tensor) -> Tensor:
+    """Mean amplitude by distance from frequency zero, in cycles per image: index r holds [r, r + 1)."""
+    found = spectrum(x)
+    height, width = found.shape
+    down = torch.arange(height) - height // 2
+    across = torch.arange(width) - width // 2
+    ring = (down[:, None] ** 2 + across[None] ** 2).double().sqrt().long().flatten()
+    total = torch.zeros(int(ring.max()) + 1, dtype=torch.float64).index_add_(0, ring, found.flatten().cpu())
+    return (total / torch.bincount(ring))[: min(height, width) // 2]
+
+
+def high_share(x: Tensor) -> float:
+    """The share of the energy above half the highest frequency: near 0 for blur, large for noise."""
+    energy = spectrum(x).square()
+    height, width = energy.shape
+    down = (torch.arange(height) - height // 2).abs() > height // 4
+    across = (torch.arange(width) - width // 2).abs() > width // 4
+    high = down[:, None] | across[None]
+    return float(energy[high].sum() / energy.sum())

@@ -1,0 +1,187 @@
+"""LIGS, landscape, spectra and statistics views against closed forms."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trimtab import measure, norm
+from trimtab.types import BadInput
+
+
+class Quadratic(nn.Module):
+    """Two logits (0, (x - c)' A (x - c) / 2): the input gradient of the loss is (p - y) A (x - c)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        a = torch.randn(12, 12, generator=g, dtype=torch.float64)
+        self.A = nn.Parameter(a + a.T)
+
+    def forward(self, x):
+        d = x.flatten(1) - 0.5
+        q = 0.5 * ((d @ self.A) * d).sum(1)
+        return torch.stack([torch.zeros_like(q), q], 1)
+
+
+def points(n=10, seed=1):
+    return torch.rand(n, 3, 2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("probe", measure.PROBES)
+def test_ligs_of_a_two_class_linear_softmax_is_one(probe):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    found = measure.ligs(model, points(), torch.arange(10) % 2, probe=probe)
+    torch.testing.assert_close(found, torch.ones(10, dtype=torch.float64))
+
+
+def test_ligs_of_a_linear_softmax_is_the_cosine_of_its_error_vectors():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).double()
+    x, y = points(), torch.arange(10) % 5
+    found = measure.ligs(model, x, y, probe="fgsm", size=0.3)
+    W, b = model[1].weight.detach(), model[1].bias.detach()
+
+    def slope(x):
+        error = (x.flatten(1) @ W.T + b).softmax(1) - F.one_hot(y, 5)
+        return error @ W
+
+    aside = (x + 0.3 * slope(x).sign().view_as(x)).clamp(0, 1)
+    assert float(found.min()) < 0.999
+    torch.testing.assert_close(found, F.cosine_similarity(slope(x), slope(aside), dim=1))
+
+
+def test_ligs_of_a_quadratic_is_the_cosine_of_its_slopes():
+    model, x = Quadratic(), points()
+    y = torch.zeros(10, dtype=torch.long)
+    found = measure.ligs(model, x, y, probe="fgsm", size=0.2)
+    A = model.A.detach()
+    d = x.flatten(1) - 0.5
+    p = torch.sigmoid(0.5 * ((d @ A) * d).sum(1))
+    slope = p[:, None] * (d @ A)  # of class 0's cross-entropy
+    aside = (x.flatten(1) + 0.2 * slope.sign()).clamp(0, 1) - 0.5
+    torch.testing.assert_close(found, F.cosine_similarity(d @ A, aside @ A, dim=1))
+
+
+def test_ligs_does_not_depend_on_the_batch():
+    model, x, y = Quadratic(), points(), torch.arange(10) % 2
+    whole = measure.ligs(model, x, y, seed=3)
+    parts = [
+        measure.ligs(model, x[i : i + 3], y[i : i + 3], seed=3, ids=range(i, min(i + 3, 10)))
+        for i in range(0, 10, 3)
+    ]
+    torch.testing.assert_close(whole, torch.cat(parts), atol=1e-12, rtol=0)  # up to the rounding of a matmul
+
+
+def test_a_gradient_of_zero_is_not_a_number_and_left_out_of_averages():
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    nn.init.zeros_(flat[1].weight)
+    found = measure.ligs(flat, points(4), torch.zeros(4, dtype=torch.long))
+    assert bool(found.isnan().all())
+    merged = measure.Average.of(found) + measure.Average.of(torch.tensor([0.5, 1.0]))
+    assert (merged.mean, merged.count, merged.left_out) == (0.75, 2, 4)
+
+
+def test_an_unknown_probe_is_told():
+    with pytest.raises(BadInput, match="no probe"):
+        measure.ligs(Quadratic(), points(2), torch.zeros(2, dtype=torch.long), probe="laplace")
+
+
+def test_beta_and_loss_range_of_a_quadratic_loss_are_exact():
+    # Logits (0, w'x) at w = 0 with labels balanced: along small steps the loss is quadratic with the Hessian
+    # H = X'X / (4 n), so beta = ||H g|| / ||g|| in the limit of small eta.
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.arange(8) % 2
+
+    class Logistic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+
+        def forward(self, x):
+            z = x @ self.w
+            return torch.stack([torch.zeros_like(z), z], 1)
+
+    found = measure.landscape(Logistic(), x, y, etas=(1e-6, 2e-6))
+    g = (x * (0.5 - y.double())[:, None]).mean(0)
+    hessian = x.T @ x / (4 * len(x))
+    assert found.beta == pytest.approx(float((hessian @ g).norm() / g.norm()), rel=1e-4)
+    assert found.losses[0] == pytest.approx(0.6931471805599453)
+    slope = float(g @ g)
+    assert found.loss_range[0] == pytest.approx(0.6931471805599453 - 2e-6 * slope, abs=1e-10)
+    assert found.gradient_change == pytest.approx(2e-6 * float((hessian @ g).norm()), rel=1e-4)
+
+
+def test_the_landscape_leaves_the_model_alone():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)).double()
+    before = copy.deepcopy(model.state_dict())
+    measure.landscape(model, points(), torch.arange(10) % 2)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert type(model[1]) is nn.BatchNorm2d
+
+
+def test_a_pure_wave_has_one_frequency():
+    wave = torch.cos(2 * torch.pi * 5 * torch.arange(32) / 32).expand(2, 3, 32, 32)
+    found = measure.radial(wave)
+    assert int(found.argmax()) == 5
+    assert measure.high_share(wave) < 1e-9
+    chequers = ((torch.arange(32)[:, None] + torch.arange(32)[None]) % 2).expand(2, 3, 32, 32) - 0.5
+    assert measure.high_share(chequers) == pytest.approx(1.0)
+
+
+@pytest.fixture
+def branched():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    ).double()
+    model(points(32))
+    model = norm.add_branch(norm.steer(model.eval()), "adv")
+    with norm.use(model, branch="adv", source="batch", update=1.0):
+        model(points(32, seed=5) * 0.5)
+    return model
+
+
+def test_branch_statistics_are_those_in_the_state_dict(branched):
+    held = branched.state_dict()
+    rows = measure.branch_statistics(branched)
+    assert len(rows) == 8
+    for row in rows:
+        prefix = "1." if row["branch"] == "main" else "1.branches.adv."
+        assert row["mean"] == float(held[f"{prefix}running_mean"][row["channel"]])
+        assert row["deviation"] ** 2 == pytest.approx(float(held[f"{prefix}running_var"][row["channel"]]))
+
+
+def test_batch_statistics_are_those_of_the_layers_input(branched):
+    x = points(16, seed=9)
+    z = branched[0](x).detach()
+    for row in measure.batch_against_running(branched, x):
+        assert row["batch mean"] == pytest.approx(float(z[:, row["channel"]].mean()))
+        assert row["batch variance"] == pytest.approx(float(z[:, row["channel"]].var(correction=0)))
+
+
+def test_without_a_radius_every_statistics_attack_leaves_the_accuracy(branched):
+    x, y = points(32, seed=3), torch.arange(32) % 2
+    rows = measure.tolerance(branched, [(x, y)], eps=(0.0, 0.3))
+    clean = float((branched(x).argmax(1) == y).double().mean())
+    assert {row["accuracy"] for row in rows if row["eps"] == 0} == {clean}
+    assert {row["attack"] for row in rows} == set(measure.statistics.ATTACKS)
+
+
+def test_the_callback_reports_usefulness_and_robustness_after_an_epoch(branched):
+    from types import SimpleNamespace
+
+    from trimtab.attacks import FGSM, Linf
+
+    class Images:
+        def batches(self, size):
+            yield SimpleNamespace(x=points(8), y=torch.arange(8) % 2, ids=torch.arange(8))
+
+    told = measure.usefulness(Images(), FGSM(Linf(0.05)))
+    assert told(SimpleNamespace(kind="step", model=branched)) is None
+    found = told(SimpleNamespace(kind="epoch", model=branched))
+    assert found["robust usefulness"] <= found["usefulness"]
+    assert -1 <= found["ligs"] <= 1
