@@ -71,6 +71,10 @@ class AdvBN(Objective):
     def prepare(self, model: nn.Module) -> nn.Module:
         norm.steer(model)
         front, tail = self.halves(model)
+        if not norm.layers(tail):
+            raise BadInput(
+                f"behind {self.cut!r} there is no batch-norm layer to give a branch to; cut earlier"
+            )
         norm.add_branch(tail, self.branch)
         if self.freeze_front:
             front.requires_grad_(False)
