@@ -178,6 +178,23 @@ def test_parameters_used_by_the_tail_do_not_cross():
     assert tail.gain is net.gain
 
 
+def test_values_that_are_no_tensors_can_cross():
+    class Sized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
+
+        def forward(self, x):
+            n = x.size(0)
+            return self.second(self.first(x).view(n, -1))
+
+    net, x = Sized(), torch.rand(2, 3, 8, 8)
+    front, tail = cut(net, "first")
+    _, n = front(x)
+    assert n == 2
+    assert torch.equal(tail(front(x)), net(x))
+
+
 @pytest.mark.parametrize("key", OURS)
 def test_the_last_linear_layer_of_the_penultimate_feature_is_the_model(key):
     model = ours(key).eval()

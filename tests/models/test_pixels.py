@@ -82,6 +82,12 @@ def test_copies_and_moves_take_the_wrapper_along():
     assert model.double()(x.double()).dtype == torch.float64
 
 
+def test_a_wrapper_lives_where_its_network_does():
+    model = build("resnet8").double()
+    assert wrap(model, IMAGENET).normalise.mean.dtype == torch.float64
+    assert cut(model.to("meta"), "layer1")[0].normalise.mean.device.type == "meta"
+
+
 def test_steering_and_compiling_see_through_the_wrapper():
     model = norm.steer(wrap(build("resnet8"), IMAGENET)).eval()
     x = torch.rand(4, 3, 32, 32)

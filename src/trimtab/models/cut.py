@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from trimtab.models.pixels import Pixels
 from trimtab.types import BadInput
@@ -132,7 +132,7 @@ class _Traced:
         for number, step in enumerate(crossing):
             value = graph.call_function(operator.getitem, (taken, number)) if len(crossing) > 1 else taken
             if not all(_only_reads(self.net, user, step) for user in step.users if self.index[user] > place):
-                value = graph.call_function(torch.clone, (value,))  # the caller's tensor stays as it is
+                value = graph.call_function(_own, (value,))
             copied[step] = value
         for step in self.steps[: place + 1]:
             if step.op == "get_attr":
@@ -173,6 +173,11 @@ def _require_mode(mode: bool, part: nn.Module, inputs: Any) -> None:
             f"this network runs other steps in training than in evaluation, and was cut in {was} mode: "
             f"cut it again in {now} mode"
         )
+
+
+def _own(value: Any) -> Any:
+    """A copy to write into: the caller's tensor stays as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 _READERS = (

@@ -60,7 +60,8 @@ class Pixels(nn.Module):
         origin: Origin | None = None,
     ):
         super().__init__()
-        self.normalise = Normalise(spec.mean, spec.std)
+        like = next(net.parameters(), torch.zeros(()))
+        self.normalise = Normalise(spec.mean, spec.std).to(like.device, like.dtype)
         self.net = net
         self.spec = spec
         self.classes = None if classes is None else tuple(classes)
