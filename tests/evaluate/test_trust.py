@@ -10,6 +10,7 @@ from trimtab import adapt, attacks
 from trimtab.data.embedded import sample
 from trimtab.evaluate import Clean, Store, run, trust
 from trimtab.evaluate.trust import more_stand
+from trimtab.measure import clopper_pearson
 from trimtab.types import InputSpec
 
 
@@ -165,6 +166,8 @@ def test_few_images_raise_a_flag_with_their_interval(store: Store) -> None:
     (flag,) = card.flags
     assert flag.name == "samples"
     assert "20 images" in flag.saw
+    low, high = clopper_pearson(trust.ENOUGH // 2, trust.ENOUGH)  # the widest of all
+    assert high - low <= trust.WIDEST
 
 
 def test_a_curve_that_still_falls_raises_a_flag(store: Store) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,10 @@ def run(
 
         device = next(model.parameters()).device.type
         fabric = Fabric(accelerator=device, devices=processes, strategy="ddp_spawn")
-        card: Card = fabric.launch(_on_its_device, model, data, plan, progress)
-        return card
+        # Fabric copies what it is given and what comes back, and cannot copy frozen values: it gets neither.
+        return Card.read(
+            fabric.launch(partial(_in_a_process, data=data, plan=plan, progress=progress), model)
+        )
     return _carry_out(fabric, model, data, plan, progress)
 
 
@@ -114,9 +117,8 @@ class _Plan:
         return list(dict.fromkeys(budget for budget in tried if budget and self.examine))
 
 
-def _on_its_device(fabric: Fabric, *given: Any) -> Card:
-    model, *rest = given
-    return _carry_out(fabric, model.to(fabric.device), *rest)
+def _in_a_process(fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> str:
+    return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json()
 
 
 def _carry_out(

@@ -42,7 +42,9 @@ from trimtab.types import Budget
 CHANCE = 1e-3
 """How unlikely under equal odds a difference must be to count."""
 WIDEST = 0.10
-"""The widest interval that passes without a flag."""
+"""The widest interval that passes without a flag ..."""
+ENOUGH = 420
+"""... and images that make every interval narrower."""
 STOPS = ("normalisation",)
 """Flags under which no robust accuracy is measured unless one insists."""
 _MASKED = (
@@ -233,7 +235,7 @@ def suite_flags(seen: Sequence[tuple[Cell, Columns]], rows: Sequence[Row]) -> It
     low, high = widest.interval
     if high - low > WIDEST:
         saw = f"{widest.accuracy:.1%} of {widest.n} images may be {low:.1%} to {high:.1%} of all (95 %)"
-        yield Flag("samples", saw, f"measure at least {round((1 / WIDEST) ** 2 * 4)} images")
+        yield Flag("samples", saw, f"measure {ENOUGH} images or more")
 
 
 def more_stand(stands: Tensor, baseline: Tensor) -> bool:

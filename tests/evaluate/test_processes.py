@@ -1,0 +1,36 @@
+"""One process or two: the same ledger, to the byte in float64."""
+
+import torch
+from evaluate_nets import Net
+from torch import nn
+
+from trimtab.attacks import PGD, Linf
+from trimtab.data.embedded import sample
+from trimtab.evaluate import Clean, Noise, Progress, Store, run
+
+SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=5, score="any")]
+
+
+def silent(_: Progress) -> None:
+    """A callback that another process can be given."""
+
+
+def untrained() -> nn.Module:
+    torch.manual_seed(0)
+    return Net(sample().spec).double()
+
+
+def ledger(store: Store) -> dict[str, dict[tuple[int, int], str]]:
+    """Every chunk of every cell, by the hash of its content."""
+    return {key: store.chunks(key) for key, _ in store.cells()}
+
+
+def test_two_processes_make_the_ledger_of_one(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    one, two = (Store(tmp_path_factory.mktemp("s") / "store.sqlite") for _ in range(2))
+    few = sample().subset(slice(0, 144))  # five chunks, so that one process waits at the end
+    single = run(untrained(), few, SUITE, store=one, chunk=32, batch_size=32, examine=False)
+    how = {"batch_size": 8, "processes": 2, "progress": silent}
+    double = run(untrained(), few, SUITE, store=two, chunk=32, examine=False, **how)
+    assert double.json() == single.json()
+    assert ledger(two) == ledger(one)
+    assert all(len(chunks) == 5 for chunks in list(ledger(one).values())[1:4])
