@@ -1,7 +1,8 @@
 """Augmentation of whole batches, each image by numbers of its own.
 
 Every choice is a function of (seed, image, epoch): it does not depend on the batch, on the process or on
-where an epoch was taken up again. `augment` is a list of names, applied in order; `name:value` sets the strength.
+where an epoch was taken up again. `augment` is a list of names, applied in order; `name:value` sets the
+strength.
 
     flip                      mirror left and right, every second time
     crop:4                    shift by up to so many pixels in both directions; black comes in
@@ -27,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab.data.augmix import augmix
+from trimtab.data.augmix import augmix, resample
 from trimtab.data.sets import as_float
 from trimtab.types import BadInput, number
 
@@ -36,7 +37,7 @@ Draw: TypeAlias = Callable[[int], Tensor]
 
 
 def flip(pixels: Tensor, _: float, draw: Draw) -> Tensor:
-    """(N, H, W, C)"""
+    """(N, H, W, C)."""
     both = torch.cat([pixels, pixels.flip(2)])  # then choosing is copying, much cheaper than torch.where
     return both.index_select(0, torch.arange(len(pixels)) + len(pixels) * (draw(0) < 0.5))
 
@@ -56,19 +57,13 @@ def crop(pixels: Tensor, most: float, draw: Draw) -> Tensor:
 
 def random_resized_crop(pixels: Tensor, least: float, draw: Draw) -> Tensor:
     """(N, H, W, C), bilinear."""
-    n, height, width, channels = pixels.shape
     area = least + (1 - least) * draw(0)
     aspect = (math.log(3 / 4) + 2 * math.log(4 / 3) * draw(1)).exp()
-    across, down = (
-        (area * aspect).sqrt().clamp(max=1),
-        (area / aspect).sqrt().clamp(max=1),
-    )  # share of each side
-    theta = torch.zeros(n, 2, 3)
-    theta[:, 0, 0], theta[:, 1, 1] = across, down
-    theta[:, 0, 2], theta[:, 1, 2] = (1 - across) * (2 * draw(2) - 1), (1 - down) * (2 * draw(3) - 1)
-    grid = F.affine_grid(theta, [n, channels, height, width], align_corners=False)
-    x = F.grid_sample(as_float(pixels), grid, padding_mode="border", align_corners=False)
-    return x.permute(0, 2, 3, 1)
+    across, down = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)  # of each side
+    left, top = (1 - across) * (2 * draw(2) - 1), (1 - down) * (2 * draw(3) - 1)
+    none = torch.zeros_like(area)
+    maps = torch.stack([across, none, left, none, down, top], dim=1)
+    return resample(as_float(pixels), maps, padding="border").permute(0, 2, 3, 1)
 
 
 def _augmix(pixels: Tensor, severity: float, draw: Draw) -> Tensor:

@@ -15,9 +15,9 @@ rely. Different from the public code: angles and shifts are not rounded to whole
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,32 +28,37 @@ CHAINS, DEPTH = 3, 3
 
 def augmix(x: Tensor, severity: float, draw: Callable[[int], Tensor]) -> Tensor:
     """(N, C, H, W) in [0, 1]; `draw(k)` gives a uniform number per image, new ones for each k."""
-    numbers = iter(range(10_000))
+    fresh = itertools.count()
+
+    def drawn(*shape: int) -> Tensor:
+        """(*shape, N)"""
+        return torch.stack([draw(next(fresh)) for _ in range(math.prod(shape))]).view(*shape, -1).float()
+
     levels = (x * 255).round()
-    mixed = torch.zeros_like(levels)
-    weights = -torch.log(torch.stack([1 - draw(next(numbers)) for _ in range(CHAINS)]))  # exponential
-    weights = (weights / weights.sum(0)).float()  # normalised: Dirichlet(1, 1, 1)
-    for weight in weights:
-        chain = levels
-        depth = 1 + (DEPTH * draw(next(numbers))).long()
-        for step in range(DEPTH):
-            choice, level, sign = (draw(next(numbers)) for _ in range(3))
-            level = (0.1 + (severity - 0.1) * level) / 10
-            signed = torch.where(sign < 0.5, -level, level).float()
-            chain = _operate(chain, torch.where(step < depth, (9 * choice).long(), -1), level.float(), signed)
-        mixed += weight[:, None, None, None] * chain
-    m = draw(next(numbers)).float()[:, None, None, None]
-    return (m * levels + (1 - m) * mixed) / 255
+    chains = levels.repeat(CHAINS, 1, 1, 1)  # all chains of all images are one batch
+    depth = 1 + DEPTH * drawn(CHAINS)
+    for step in range(DEPTH):
+        choice, level, sign = (drawn(CHAINS).flatten() for _ in range(3))
+        level = (0.1 + (severity - 0.1) * level) / 10
+        number = torch.where(step < depth.flatten().floor(), (len(OPERATIONS) * choice).long(), -1)
+        chains = operate(chains, number, level, torch.where(sign < 0.5, -level, level))
+    weights = -torch.log(1 - drawn(CHAINS))
+    weights = weights / weights.sum(0)  # exponential numbers, normalised, are Dirichlet(1, 1, 1)
+    mixed = torch.einsum("kn,kn...->n...", weights, chains.view(CHAINS, *x.shape))
+    return torch.lerp(mixed, levels, drawn(1)[0][:, None, None, None]) / 255
 
 
-def _operate(levels: Tensor, choice: Tensor, level: Tensor, signed: Tensor) -> Tensor:
-    """The operation that each image drew (-1: none), at levels in 0..1."""
+def operate(levels: Tensor, number: Tensor, level: Tensor, signed: Tensor) -> Tensor:
+    """Each image's operation (-1: none), at a level in 0..1, with a sign where it has a direction."""
     out = levels.clone()
-    for number, operation in enumerate(OPERATIONS):
-        mine = (choice == number).nonzero()[:, 0]
+    for at, operation in enumerate(POINTWISE):
+        mine = (number == at).nonzero()[:, 0]
         if len(mine):
-            strength = (level if operation in UNSIGNED else signed)[mine]
-            out[mine] = operation(levels[mine], strength)
+            out.index_copy_(0, mine, operation(levels.index_select(0, mine), level[mine]))
+    moved = (number >= len(POINTWISE)).nonzero()[:, 0]
+    if len(moved):
+        chosen = number[moved] - len(POINTWISE)
+        out.index_copy_(0, moved, move(levels.index_select(0, moved), chosen, signed[moved]))
     return out
 
 
@@ -88,34 +93,37 @@ def solarise(levels: Tensor, level: Tensor) -> Tensor:
     return torch.where(levels < threshold[:, None, None, None], levels, 255 - levels)
 
 
-def affine(kind: str, levels: Tensor, level: Tensor) -> Tensor:
-    """Rotate by up to 30 degrees, shear by up to 0.3 or shift by up to a third; black comes in."""
+def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
+    """Rotate by up to 30 degrees, shear by up to 0.3 or shift by up to a third of a side; black comes in."""
     n, _, height, width = levels.shape
     one, zero = torch.ones(n), torch.zeros(n)
-    angle = level * math.pi / 6
-    # where each pixel comes from, in coordinates of -1..1
-    rows = {
-        "rotate": (
-            angle.cos(),
-            angle.sin() * height / width,
-            zero,
-            -angle.sin() * width / height,
-            angle.cos(),
-            zero,
-        ),
-        # a shear leaves the upper left corner where it is, as Pillow's does
-        "shear_x": (one, 0.3 * level * height / width, 0.3 * level * height / width, zero, one, zero),
-        "shear_y": (one, zero, zero, 0.3 * level * width / height, one, 0.3 * level * width / height),
-        "shift_x": (one, zero, 2 / 3 * level, zero, one, zero),
-        "shift_y": (one, zero, zero, zero, one, 2 / 3 * level),
-    }
-    theta = torch.stack(rows[kind], dim=1).view(n, 2, 3)
-    grid = F.affine_grid(theta, list(levels.shape), align_corners=False)
-    return F.grid_sample(levels, grid, align_corners=False).round()
+    tall, wide = height / width, width / height
+    cos, sin, shear, shift = (
+        (level * math.pi / 6).cos(),
+        (level * math.pi / 6).sin(),
+        0.3 * level,
+        2 / 3 * level,
+    )
+    # Where a pixel comes from, in coordinates of -1..1; a shear leaves the upper left corner in its place.
+    kinds = (
+        (cos, sin * tall, zero, -sin * wide, cos, zero),
+        (one, shear * tall, shear * tall, zero, one, zero),
+        (one, zero, zero, shear * wide, one, shear * wide),
+        (one, zero, shift, zero, one, zero),
+        (one, zero, zero, zero, one, shift),
+    )
+    maps = torch.stack([torch.stack(entries, dim=1) for entries in kinds])  # (5, n, 6)
+    return resample(levels, maps[kind, torch.arange(n)], padding="zeros").round()
 
 
-UNSIGNED = (autocontrast, equalise, posterise, solarise)
-OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    *UNSIGNED,
-    *(partial(affine, kind) for kind in ("rotate", "shear_x", "shear_y", "shift_x", "shift_y")),
-)
+def resample(x: Tensor, maps: Tensor, padding: str) -> Tensor:
+    """(N, C, H, W): pixel (u, v) taken, bilinearly, from (a u + b v + c, d u + e v + f), in -1..1."""
+    *_, height, width = x.shape
+    u, v = ((2 * torch.arange(side) + 1) / side - 1 for side in (width, height))
+    a, b, c, d, e, f = maps.to(x.dtype)[:, :, None, None].unbind(1)
+    grid = torch.stack([a * u + b * v[:, None] + c, d * u + e * v[:, None] + f], dim=-1)  # (N, H, W, 2)
+    return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+
+
+POINTWISE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (autocontrast, equalise, posterise, solarise)
+OPERATIONS = (*POINTWISE, "rotate", "shear x", "shear y", "shift x", "shift y")

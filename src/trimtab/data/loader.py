@@ -1,8 +1,8 @@
 """One epoch of training batches, as a value.
 
 The order is a permutation given by (seed, epoch), every other choice is given by (seed, epoch, image) or
-(seed, epoch, batch). So an epoch can be taken up at any batch, by any number of processes, and goes on exactly as it
-would have: a loader's state is two integers, `epoch` and `start` (the next batch).
+(seed, epoch, batch). So an epoch can be taken up at any batch, by any number of processes, and goes on
+exactly as it would have: a loader's state is two integers, `epoch` and `start` (the next batch).
 
     loader = Loader(images, 128, augment=("crop", "flip"), seed=0)
     for x, y, ids in loader.at(epoch=3, start=17): ...

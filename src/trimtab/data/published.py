@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from scipy.io import loadmat
 
 from trimtab.data.archives import members
 from trimtab.data.files import existing, kind_of
@@ -78,6 +77,8 @@ def cifar100(path: Path, progress: Progress) -> Iterator[Split]:
 
 def svhn(split: str, path: Path, progress: Progress) -> Iterator[Split]:
     """One of the two MATLAB files of the cropped digits; a label of 10 means the digit 0."""
+    from scipy.io import loadmat  # slow to import, and only this set needs it
+
     path = existing(path)
     try:
         content = loadmat(path, variable_names=("X", "y"))

@@ -73,9 +73,10 @@ class Url:
                     file.truncate(0)
                     had = have = 0
                 total = have + int(reply.headers.get("Content-Length") or 0)
-                while chunk := reply.read(1 << 20):
+                while chunk := reply.read1(1 << 20):
                     with readable_errors(part):
                         file.write(chunk)
+                        file.flush()  # what came is kept, even if this process is killed now
                     have += len(chunk)
                     progress(f"downloading {self.filename}", have, total)
             return have >= total
