@@ -18,8 +18,8 @@ from trimtab.report.words import FLAGS
 def test_the_verdict_names_clean_accuracy_strongest_attack_harshest_disturbance_and_trust() -> None:
     first, second, third = verdict([card()])
     assert "net gets 90.0 % of 1,000 images of sample right" in first
-    assert "PGD-100 (l_inf 8/255), leaves 10.0 %" in second
-    assert "contrast, severity 5, leaves 30.0 %" in second
+    assert "“PGD-100 (l_inf 8/255)”, leaves 10.0 %" in second
+    assert "“contrast, severity 5”, leaves 30.0 %" in second
     assert "No flag" in third
     assert PER_BATCH in third
 

@@ -83,7 +83,7 @@ def advice(card: Card, batch_sizes: Mapping[int, Card] | None = None) -> tuple[A
 
 def _advice_on(card: Card, state: str, batch_sizes: Mapping[int, Card]) -> Iterator[Advice]:
     gaps = gains(card, state)
-    flagged = any(flag.state == state for flag in card.flags)
+    flagged = [flag.name for flag in card.flags if flag.state == state]
     helped = {
         group: gap
         for group, gap in gaps.items()
@@ -97,6 +97,8 @@ def _advice_on(card: Card, state: str, batch_sizes: Mapping[int, Card]) -> Itera
     if first == "on disturbed images":
         gain += _over(card, state)
     paid = [f"{points(gap)} {group}" for group, gap in gaps.items() if group != first]
+    if flagged and "under attack" in gaps:
+        paid[-1] += f", which this state's flags ({', '.join(flagged)}) forbid to count"
     price = "; ".join([*paid, *([way.price.format(**words)] if way else [])])
     if way and "per batch" in state:
         gain += _from_which(batch_sizes, state, first)

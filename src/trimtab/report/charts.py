@@ -16,6 +16,7 @@ from trimtab.report.tables import (
     RADIUS,
     REFERENCE,
     Estimate,
+    brief,
     curve,
     estimates,
     mean,
@@ -41,8 +42,15 @@ def charts(cards: Sequence[Card], batch_sizes: Mapping[str, Mapping[int, Card]])
 
 def _overview(cards: Sequence[Card]) -> Iterator[plots.Chart]:
     drawn = short(gridded(cards[0]) if len(cards) == 1 else compared([_reference(card) for card in cards]))
+    shortened = [brief(line.name) for line in drawn.lines]
+    clear = len(set(shortened)) == len(shortened)
+    called = shortened if clear else [line.name for line in drawn.lines]
     groups = {
-        column: {line.name: _point(cell) for line in drawn.lines if (cell := line.cells[i])}
+        column: {
+            name: _point(cell)
+            for name, line in zip(called, drawn.lines, strict=True)
+            if (cell := line.cells[i])
+        }
         for i, column in enumerate(drawn.columns)
     }
     for part in _eights(groups):
@@ -58,7 +66,7 @@ def _iterations(cards: Sequence[Card]) -> Iterator[plots.Chart]:
                 by_attack.setdefault(row.condition, {}).setdefault(_series(cards, name, row.state), points)
     for attack, series in by_attack.items():
         for part in _eights(series):
-            yield plots.iteration_curve(part, f"Accuracy over iterations: {attack}")
+            yield plots.iteration_curve(part, f"Accuracy over iterations: {brief(attack)}")
 
 
 def _certified(cards: Sequence[Card]) -> Iterator[plots.Chart]:

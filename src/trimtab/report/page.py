@@ -124,7 +124,9 @@ def _tiles(card: Card) -> list[Tile]:
         "strongest attack": words.strongest(card, state),
         "harshest disturbance": words.harshest(card, state),
     }
-    return [Tile(label, *(one or ("", None))) for label, one in found.items()]
+    return [
+        Tile(label, *((tables.brief(one[0]), one[1]) if one else ("", None))) for label, one in found.items()
+    ]
 
 
 def _advised(name: str, card: Card, extras: Extras) -> tuple[Advice, ...] | None:

@@ -194,7 +194,7 @@ def _lines(
     if any("low" in row for row in rows):
         band = base.mark_area(opacity=0.15).encode(y=y.copy(), color=identity["color"])
         band = band.encode(y=alt.Y("low:Q", title=y_title, scale=alt.Scale(domainMin=0)), y2="high:Q")
-        return _layered(band, line, dots)
+        return _layered(line, dots, band)
     return _layered(line, dots)
 
 
@@ -212,7 +212,7 @@ def _layered(*marks: alt.Chart, legend: bool = True) -> Chart:
         chosen = alt.selection_point(fields=["series"], bind="legend")
         faint = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
         layers = [mark if mark.mark.type == "area" else mark.encode(opacity=faint) for mark in layers]
-        layers[-1] = layers[-1].add_params(chosen)
+        layers[0] = layers[0].add_params(chosen)
     return alt.LayerChart(layer=layers, data=first.data, **whole)
 
 

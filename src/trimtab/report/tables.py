@@ -81,6 +81,15 @@ def points(gap: Estimate) -> str:
     return f"{100 * gap.value:+.1f} points ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})".replace("-", "−")
 
 
+def brief(condition: str) -> str:
+    """A condition without its details.
+
+    >>> brief("PGD-20 (ce), l_inf 8/255, step 1/255, any iterate")
+    'PGD-20 (ce), l_inf 8/255'
+    """
+    return condition.split(", step ")[0]
+
+
 def states(card: Card) -> tuple[str, ...]:
     """The norm states of a card, the reference first."""
     found = dict.fromkeys(row.state for row in card.rows)
@@ -111,7 +120,7 @@ def grid(card: Card) -> Grid:
 
 
 def comparison(cards: Sequence[Card]) -> Grid:
-    """Every condition for every model, each norm state in lines of its own; many corruptions as their mean."""
+    """Every condition for every model, each norm state in lines of its own, drawn together as in `short`."""
     every = dict.fromkeys(state for card in cards for state in states(card))
     lines: list[Line] = []
     for state in every:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimtab.evaluate import Card, trust
-from trimtab.report.tables import DISTURBED, Estimate, difference, estimates, names, percent, states
+from trimtab.report.tables import DISTURBED, Estimate, brief, difference, estimates, names, percent, states
 
 FLAGS = {
     "modes": "Part of the model still trains when it should only answer, so measuring it changes it.",
@@ -66,11 +66,13 @@ def _under_stress(card: Card, state: str) -> str:
     attack, disturbance = strongest(card, state), harshest(card, state)
     parts = []
     if attack:
-        parts.append(f"the strongest attack measured, {attack[0]}, leaves {percent(attack[1].value)}")
+        parts.append(
+            f"the strongest attack measured, “{brief(attack[0])}”, leaves {percent(attack[1].value)}"
+        )
     elif any(flag.name in trust.STOPS for flag in card.flags):
         parts.append("no attack was tried, because the pixels arrive wrongly normalised")
     if disturbance:
-        parts.append(f"the harshest disturbance, {disturbance[0]}, leaves {percent(disturbance[1].value)}")
+        parts.append(f"the harshest disturbance, “{disturbance[0]}”, leaves {percent(disturbance[1].value)}")
     said = ", and ".join(parts) or "neither attacks nor disturbances were measured"
     return f"{said[0].upper()}{said[1:]}."
 
