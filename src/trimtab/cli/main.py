@@ -13,10 +13,12 @@ import tyro
 from trimtab.cli.adapt import Adapt
 from trimtab.cli.audit import Audit
 from trimtab.cli.certify import Certify
+from trimtab.cli.construct import Construct
 from trimtab.cli.data import Data
 from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
+from trimtab.cli.lens import Lens
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.train import Train
 
@@ -28,6 +30,8 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Adapt, tyro.conf.subcommand("adapt")]
     | Annotated[Certify, tyro.conf.subcommand("certify")]
+    | Annotated[Lens, tyro.conf.subcommand("lens")]
+    | Annotated[Construct, tyro.conf.subcommand("construct")]
     | Annotated[Runs, tyro.conf.subcommand("runs")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

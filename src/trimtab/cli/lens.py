@@ -1,0 +1,68 @@
+"""`trimtab lens`: how a model sees: LIGS, statistics, tolerance to shifts, smoothness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trimtab.cli.options import Json, Model, Seed, Split
+
+
+@dataclass(frozen=True)
+class Lens:
+    """LIGS under all four probes, tolerance of the norm statistics to shifts, batch against running
+    statistics, and the smoothness of the loss along a training step."""
+
+    model: Model
+    data: str = "sample"
+    """Images with labels (`trimtab data list`)."""
+    split: Split = "test"
+    limit: int = 512
+    """Only the first so many images."""
+    eps: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    """Relative radii of statistics shifts."""
+    seed: Seed = 0
+    json: Json = False
+
+    def run(self) -> int:
+        import trimtab
+        from trimtab import data, measure, norm
+        from trimtab.cli import show
+
+        model = trimtab.load(self.model)
+        images = data.load(self.data, self.split)
+        batches = list(images.subset(slice(0, min(self.limit, len(images)))).batches(256))
+        similarity = {}
+        for probe in measure.PROBES:
+            found = [
+                measure.Average.of(measure.ligs(model, b.x, b.y, probe, seed=self.seed, ids=b.ids))
+                for b in batches
+            ]
+            similarity[probe] = sum(found, measure.Average()).mean
+        first = batches[0]
+        smooth = measure.landscape(model, first.x, first.y)
+        norm.steer(model)
+        rows = measure.tolerance(model, batches, self.eps, seed=self.seed) if norm.layers(model) else []
+        drift = measure.batch_against_running(model, first.x) if norm.layers(model) else []
+        if self.json:
+            show.as_json(
+                {"ligs": similarity, "tolerance": rows, "landscape": smooth.__dict__, "statistics": drift}
+            )
+            return 0
+        n = sum(len(b.y) for b in batches)
+        show.table(
+            f"{self.model} on {images.name}, {n} images: LIGS (1: the loss slopes the same way next door)",
+            list(similarity), [[f"{value:.3f}" for value in similarity.values()]],
+        )  # fmt: skip
+        if rows:
+            attacks = list(dict.fromkeys(row["attack"] for row in rows))
+            by = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}
+            table = [[name, *(show.percent(by[name, eps]) for eps in self.eps)] for name in attacks]
+            columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
+            show.table("Accuracy with shifted running statistics", columns, table, right=range(1, 9))
+        low, high = smooth.loss_range
+        show.out.print(
+            f"Along a training step the loss goes from {low:.3f} to {high:.3f}, its gradient moves by up to "
+            f"{smooth.gradient_change:.3g}; effective beta {smooth.beta:.3g}.",
+            markup=False,
+        )
+        return 0

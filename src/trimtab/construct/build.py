@@ -1,0 +1,124 @@
+"""A construction over a whole set: in chunks that survive a kill, saved as npz with its provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from trimtab.construct.features import FeatureMatch
+from trimtab.construct.labels import Relabelled
+from trimtab.data import Batch, Images
+from trimtab.types import BadInput
+
+CHUNK = 256
+
+
+class Construction(Protocol):
+    """Turns a batch of a set into images and labels, by a model."""
+
+    def __call__(
+        self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+KINDS: dict[str, Callable[..., Construction]] = {
+    "D_R": FeatureMatch,
+    "D_NR": FeatureMatch,
+    "D_rand": lambda **options: Relabelled("random", **options),
+    "D_det": lambda **options: Relabelled("next", **options),
+    "D_conflict": lambda **options: Relabelled("next", **options),
+}
+"""By their names in the papers. D_R wants a robust model, D_NR a standard one, D_conflict images of a D_R."""
+
+
+def construction(kind: str, **options: Any) -> Construction:
+    if kind not in KINDS:
+        raise BadInput(f"{kind!r} is no construction; take one of {', '.join(KINDS)}")
+    return KINDS[kind](**options)
+
+
+def build(
+    method: Construction,
+    model: nn.Module,
+    images: Images,
+    out: str | Path,
+    seed: int = 0,
+    provenance: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Apply a construction to all `images` and write `out`, an npz that `--data npz:PATH` reads.
+
+    Killed and called again with the same arguments, it goes on.
+    """
+    out = Path(out).with_suffix(".npz")
+    about = {"method": f"{type(method).__name__}", **_plain(method), "data": images.digest, "seed": seed}
+    about["model"] = _digest(model)
+    parts = out.with_name(
+        f".{out.stem}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}"
+    )
+    parts.mkdir(parents=True, exist_ok=True)
+    made = []
+    for start in range(0, len(images), CHUNK):
+        path = parts / f"{start:08d}.safetensors"
+        if not path.exists():
+            batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
+            x, y = method(model, batch._replace(ids=torch.arange(start, start + len(batch.y))), images, seed)
+            _replace(path, partial(save_file, {"x": x.contiguous(), "y": y}))
+        made.append(path)
+        if progress is not None:
+            progress(min(start + CHUNK, len(images)), len(images))
+    chunks = [load_file(path) for path in made]
+    arrays = {
+        "images": torch.cat([c["x"] for c in chunks]).permute(0, 2, 3, 1).numpy(),
+        "labels": torch.cat([c["y"] for c in chunks]).numpy(),
+        "classes": np.array(images.classes),
+        "provenance": np.array(json.dumps({**about, **(provenance or {})}, sort_keys=True)),
+    }
+    _replace(out, partial(_savez, arrays))
+    shutil.rmtree(parts)
+    return out
+
+
+def _savez(arrays: dict[str, np.ndarray], at: Path) -> None:
+    with at.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Write beside, sync, rename: the file is whole or not there."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _plain(method: Any) -> dict[str, Any]:
+    """A construction's fields as text; modules among them by their weights."""
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    named = {
+        name: _digest(value) if isinstance(value, nn.Module) else str(value) for name, value in values.items()
+    }
+    return {**named, "version": method.version}
+
+
+def _digest(model: nn.Module) -> str:
+    content = hashlib.sha256()
+    for key, value in model.state_dict().items():
+        content.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()

@@ -1,0 +1,162 @@
+"""Constructed sets: features match, labels are as defined, a killed build goes on."""
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trimtab import construct, data, models
+from trimtab.construct import AdvBNImages, Autoencoder, FeatureMatch, Relabelled, train_decoder
+from trimtab.construct.features import StraightThrough, straight_through
+from trimtab.data import ImageSet
+from trimtab.types import BadInput, InputSpec
+
+
+@pytest.fixture(scope="module")
+def images():
+    g = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, 3, 16, 16), generator=g, dtype=torch.uint8)
+    return ImageSet(pixels, torch.arange(40) % 4, tuple("abcd"), "random", InputSpec((16, 16)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    net = models.build("resnet8", classes=4, width=4).train()
+    with torch.no_grad():
+        net(torch.rand(64, 3, 16, 16))
+    return models.wrap(net, InputSpec((16, 16))).eval()
+
+
+def test_matching_brings_the_penultimate_features_together(model, images):
+    batch = images.take(torch.arange(8))
+    near, y = FeatureMatch(steps=40, step=0.2)(model, batch, images)
+    far, _ = FeatureMatch(steps=0)(model, batch, images)
+    features = models.penultimate(model)
+    with torch.no_grad():
+        goal = features(batch.x)
+        before, after = ((features(x) - goal).norm(dim=1).mean() for x in (far, near))
+    assert after < 0.5 * before
+    assert torch.equal(y, batch.y)
+    assert float(near.min()) >= 0
+    assert float(near.max()) <= 1
+
+
+def test_the_start_is_another_image_of_the_set(model, images):
+    batch = images.take(torch.arange(8))
+    start, _ = FeatureMatch(steps=0)(model, batch, images, seed=1)
+    everything = images.take(torch.arange(40)).x.flatten(1)
+    distance = (start.flatten(1)[:, None] - everything[None]).abs().amax(2)
+    assert float(distance.amin(1).max()) == 0
+    assert len(set(distance.argmin(1).tolist())) == 8
+
+
+def test_gradients_pass_straight_through_the_last_relu_only():
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU())
+    through = straight_through(net, torch.rand(1, 2))
+    assert isinstance(through[3], StraightThrough)
+    assert isinstance(through[1], nn.ReLU)
+    z = torch.tensor([-1.0, 2.0], requires_grad=True)
+    out = StraightThrough()(z)
+    assert torch.equal(out, torch.tensor([0.0, 2.0]))
+    out.sum().backward()
+    assert torch.equal(z.grad, torch.ones(2))
+
+
+def test_relabelled_images_stay_near_and_are_read_as_their_new_label(model, images):
+    batch = images.take(torch.arange(40))
+    for target, wanted in (("next", (batch.y + 1) % 4), ("random", None)):
+        x, t = Relabelled(target, steps=60, step=0.1)(model, batch, images, seed=0)
+        assert float((x - batch.x).flatten(1).norm(dim=1).max()) <= 0.5 + 1e-5
+        if wanted is not None:
+            assert torch.equal(t, wanted)
+        else:
+            assert set(t.tolist()) == {0, 1, 2, 3}
+        with torch.no_grad():
+            read, unread = (F.cross_entropy(model(images), t) for images in (x, batch.x))
+        assert read < unread
+
+
+def test_a_killed_build_goes_on_and_gives_the_same_file(model, images, tmp_path, monkeypatch):
+    monkeypatch.setitem(construct.build.__globals__, "CHUNK", 16)
+    method = Relabelled(steps=2)
+    whole = construct.build(method, model, images, tmp_path / "whole.npz")
+
+    class Killed(Exception):
+        pass
+
+    def die(done, total):
+        if done >= 32:
+            raise Killed
+
+    with pytest.raises(Killed):
+        construct.build(method, model, images, tmp_path / "parts.npz", progress=die)
+    assert not (tmp_path / "parts.npz").exists()
+    calls = []
+    resumed = construct.build(Counting(method, calls), model, images, tmp_path / "parts.npz")
+    assert calls == [8]  # only the last chunk was left to do
+    a, b = (np.load(path) for path in (whole, resumed))
+    assert np.array_equal(a["images"], b["images"])
+    assert np.array_equal(a["labels"], b["labels"])
+    assert list(tmp_path.iterdir()) == [whole, resumed] or sorted(tmp_path.iterdir()) == sorted(
+        [whole, resumed]
+    )
+
+
+class Counting:
+    """The same construction under the same name, counting its calls."""
+
+    def __new__(cls, method, calls):
+        class Spy(type(method)):
+            def __call__(self, model, batch, images, seed=0):
+                calls.append(len(batch.y))
+                return super().__call__(model, batch, images, seed)
+
+        Spy.__name__ = type(method).__name__
+        return Spy(**{field.name: getattr(method, field.name) for field in fields(method)})
+
+
+def test_a_built_set_loads_as_data_with_its_provenance(model, images, tmp_path):
+    out = construct.build(
+        Relabelled("next", steps=1), model, images, tmp_path / "det", provenance={"kind": "D_det"}
+    )
+    loaded = data.load(f"npz:{out}", "train")
+    assert len(loaded) == 40
+    assert torch.equal(loaded.labels, (images.labels + 1) % 4)
+    about = json.loads(str(np.load(out)["provenance"]))
+    assert about["kind"] == "D_det"
+    assert about["data"] == images.digest
+
+
+def test_features_transfer_to_the_network_they_came_from(model, images):
+    torch.manual_seed(5)
+    other = models.wrap(models.build("resnet8", classes=4, width=4), InputSpec((16, 16))).eval()
+    rows = construct.transfer({"own": model}, {"own": model, "other": other}, images, Relabelled(steps=60))
+    share = {row["target"]: row["accuracy"] for row in rows}
+    assert share["own"] > share["other"]
+
+
+def test_advbn_images_hurt_more_than_their_reconstructions(model, images):
+    auto = Autoencoder.of(model, "net.layer1")
+    error = train_decoder(auto, images, epochs=12, batch_size=20, lr=5e-3)
+    assert error < 0.08  # uniform noise has a variance of 1/12
+    batch = images.take(torch.arange(40))
+    plain, _ = AdvBNImages(auto, identical=True)(model, batch, images)
+    hurt, _ = AdvBNImages(auto)(model, batch, images)
+    with torch.no_grad():
+        assert F.cross_entropy(model(hurt), batch.y) > F.cross_entropy(model(plain), batch.y)
+        painted = auto.decode(auto.encode(batch.x[:32]), (16, 16))
+    torch.testing.assert_close(plain[:32], painted)
+
+
+def test_bad_input_is_told():
+    with pytest.raises(BadInput, match="no construction"):
+        construct.construction("D_X")
+    with pytest.raises(BadInput, match="label must be"):
+        FeatureMatch(label="mine")
+    with pytest.raises(BadInput, match="target must be"):
+        Relabelled(target="best")
