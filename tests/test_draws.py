@@ -1,0 +1,85 @@
+"""Randomness is a function of (seed, id, draw), never of the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trimtab import draws
+from trimtab.types import BadInput
+
+LIKE = torch.empty(6, 3, 4, 5)
+IDS = [7, 0, 3, 12, 5, 9]
+
+
+@pytest.mark.parametrize("fill", [draws.uniform, draws.normal])
+def test_an_image_gets_the_same_numbers_in_any_batch_order_and_layout(fill: object) -> None:
+    whole = fill(LIKE, 1, IDS)  # type: ignore[operator]
+    for order in ([3], [5, 0, 2], [4, 3, 2, 1, 0]):
+        part = fill(LIKE[order], 1, [IDS[i] for i in order])  # type: ignore[operator]
+        assert torch.equal(part, whole[order])
+    last = LIKE.contiguous(memory_format=torch.channels_last)
+    laid_out = fill(last, 1, IDS)  # type: ignore[operator]
+    assert torch.equal(laid_out, whole)
+    assert laid_out.is_contiguous(memory_format=torch.channels_last)
+    assert fill(LIKE.double(), 1, IDS).dtype == torch.float64  # type: ignore[operator]
+
+
+def test_seed_id_and_draw_each_change_the_numbers() -> None:
+    one = draws.normal(LIKE[:1], 1, [2], 3)
+    for seed, id, draw in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)):
+        assert not torch.equal(draws.normal(LIKE[:1], seed, [id], draw), one)
+
+
+def test_global_randomness_is_neither_read_nor_moved() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one = draws.uniform(LIKE, 1, IDS)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(draws.uniform(LIKE, 1, IDS), one)
+
+
+def test_keys_of_neighbours_do_not_collide() -> None:
+    keys = {draws.key(seed, id, draw) for seed in range(8) for id in range(64) for draw in range(8)}
+    assert len(keys) == 8 * 64 * 8
+    assert draws.key(1, 2) != draws.key(2, 1)
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_the_distributions_are_what_they_say() -> None:
+    ids = list(range(64))
+    like = torch.empty(64, 64, 16)  # 65,536 values: a mean is known to about 0.004
+    uniform, normal = draws.uniform(like, 0, ids), draws.normal(like, 0, ids)
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.006)
+    assert uniform.var().item() == pytest.approx(1 / 12, abs=0.003)
+    assert normal.mean().item() == pytest.approx(0, abs=0.02)
+    assert normal.var().item() == pytest.approx(1, abs=0.03)
+
+
+def test_integers_and_scalars_are_one_per_image() -> None:
+    chosen = draws.integers(2, 5, 0, range(200))
+    assert set(chosen.tolist()) == {2, 3, 4}
+    assert torch.equal(draws.integers(2, 5, 0, [17]), chosen[17:18])
+    numbers = draws.scalars(0, range(4000))
+    assert torch.equal(draws.scalars(0, torch.tensor([17, 3])), numbers[[17, 3]])
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert numbers.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert numbers.unique().numel() == 4000
+
+
+def test_a_permutation_is_one_and_differs_by_seed() -> None:
+    order = draws.permutation(50, 0)
+    assert order.sort().values.tolist() == list(range(50))
+    assert torch.equal(order, draws.permutation(50, 0))
+    assert not torch.equal(order, draws.permutation(50, 1))
+
+
+def test_ids_default_to_the_places_in_the_batch() -> None:
+    assert draws.ids_of(LIKE, None) == [0, 1, 2, 3, 4, 5]
+    assert draws.ids_of(LIKE, torch.tensor(IDS)) == draws.ids_of(LIKE, IDS) == IDS
+    with pytest.raises(BadInput, match="2 ids for 6 images"):
+        draws.ids_of(LIKE, [1, 2])
