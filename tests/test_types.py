@@ -55,7 +55,7 @@ def test_budgets_are_values(kind: type[Linf] | type[L2], name: str) -> None:
 
 def test_an_input_spec_has_one_mean_and_deviation_per_channel() -> None:
     assert InputSpec(channels=1) == InputSpec(channels=1, mean=(0.0,), std=(1.0,))
-    with pytest.raises(BadInput, match="1 channels.*found 3 and 1"):
+    with pytest.raises(BadInput, match=r"1 channels.*found 3 and 1"):
         InputSpec(channels=1, mean=(0.5, 0.5, 0.5))
     with pytest.raises(BadInput, match="positive"):
         InputSpec(std=(1.0, 0.0, 1.0))
