@@ -14,13 +14,13 @@ KINDS = ("bn", "gn", "in", "ln", "none")
 def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
     """A fresh normalisation layer for (N, channels, ...) features with `dims` positions' axes.
 
-    `gn` takes 32 groups, or the largest divisor of `channels` up to 32; `ln` normalises each image over
+    `gn` takes 32 groups, or as many as leave two channels in each; `ln` normalises each image over
     all channels and positions (one group), as the papers do for convolutional networks.
     """
     if kind == "bn":
         return (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims](channels)
     if kind == "gn":
-        groups = next(g for g in range(min(32, channels), 0, -1) if channels % g == 0)
+        groups = next(g for g in range(min(32, max(channels // 2, 1)), 0, -1) if channels % g == 0)
         return nn.GroupNorm(groups, channels)
     if kind == "in":
         if dims == 0:
