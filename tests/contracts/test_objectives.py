@@ -135,8 +135,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @every_objective
 def test_two_processes_equal_one_with_the_whole_batch(name: str, pair: Path, tmp_path: Path) -> None:
     one = train.fit(tiny().double(), images(), recipe(OBJECTIVES[name]), tmp_path / "one")
-    assert len(one.metrics) == 1
-    assert one.metrics[0]["step"] == STEPS
+    assert len(one.metrics()) == 1
+    assert one.metrics()[0]["step"] == STEPS
     two = torch.load(pair / f"{name}.pt", weights_only=True)
     for key, value in weights(one.model).items():  # type: ignore[arg-type]
         torch.testing.assert_close(two[key], value, rtol=0, atol=1e-8, msg=f"{key} differs")

@@ -86,7 +86,7 @@ def test_clipping_bounds_the_step(tmp_path: Path) -> None:
 def test_mixed_labels_and_bf16_train(tmp_path: Path) -> None:
     how = recipe(data=Data(augment=("flip", "mixup"), validation=0), precision="bf16-mixed")
     run = train.fit(tiny(), images(), how, tmp_path / "run")
-    assert all(row["loss"] > 0 for row in run.metrics)
+    assert all(row["loss"] > 0 for row in run.metrics())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's tracer looks at it itself
@@ -186,7 +186,7 @@ def test_the_best_network_by_robust_accuracy_is_the_result(tmp_path: Path) -> No
         optimiser=Optimiser(lr=0.05, weight_decay=0.0),
     )
     run = train.fit(tiny(), images(), how, tmp_path / "run", [ruin])
-    rows = run.metrics
+    rows = run.metrics()
     assert len(rows) == 3  # two without a better one, then it stops
     assert rows[0]["robust"] > max(row["robust"] for row in rows[1:])
     assert all(row["extra"] == 1.0 for row in rows)
@@ -206,7 +206,7 @@ def test_robust_accuracy_is_measured_on_the_branch_asked_for(tmp_path: Path) -> 
                     layer.holder("adv").bias.zero_()  # type: ignore[union-attr]
 
         how = recipe(objective=objective, epochs=4, validation=Validation(branch=branch))
-        rows[branch] = train.fit(tiny(), images(), how, tmp_path / branch, [spoil]).metrics[-1]["clean"]
+        rows[branch] = train.fit(tiny(), images(), how, tmp_path / branch, [spoil]).metrics()[-1]["clean"]
     assert rows["adv"] == 0.25  # a constant answer
     assert rows["main"] > 0.25
 
@@ -264,7 +264,7 @@ def test_sigterm_saves_first_and_the_run_goes_on_from_there(step: int, tmp_path:
     run = train.resume(tmp_path / "run", tiny(), images(), [lambda e: steps.append(e.step)])
     assert steps[0] == step + 1
     assert same(state(run), state(peace))
-    assert run.metrics == peace.metrics
+    assert run.metrics() == peace.metrics()
 
 
 def test_a_loss_that_is_not_finite_stops_names_the_layer_and_keeps_the_good_checkpoint(

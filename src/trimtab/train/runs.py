@@ -46,7 +46,6 @@ class Run:
     def best(self) -> Path:
         return self.folder / "checkpoints" / "best.safetensors"
 
-    @property
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per epoch."""
         file = self.folder / "metrics.jsonl"
