@@ -38,8 +38,8 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
     own = first[: len(images)]
     if _distance(again, first) > ROUNDING * scale:
         raise BadInput(f"the model answers the same batch differently from call to call; {REMEDY}")
-    coupling = max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / ROUNDING_OF_SIZES)
-    if coupling > scale:
+    coarse = max(ROUNDING_OF_SIZES, 16 * torch.finfo(first.dtype).eps)
+    if max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / coarse) > scale:
         raise BadInput(
             f"the model's output for an image depends on the other images of its batch, which voids any "
             f"certificate; {REMEDY}"

@@ -51,7 +51,7 @@ LOOKS = 50
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """What is certain of each image, with confidence 1 - alpha each."""
+    """What is certain of each image, with confidence 1 - alpha each. Tensors are on the CPU."""
 
     ids: Tensor
     """The images' indices in their set."""
