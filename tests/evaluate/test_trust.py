@@ -74,6 +74,11 @@ class GradientKiller(Defect):
         return self.inner(_NoGradient.apply(x))
 
 
+class Cut(Defect):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.detach())
+
+
 class _FittedToOneStep(torch.autograd.Function):
     """Gradients that mislead at images as they come (whole levels of 255) and nowhere else."""
 
@@ -124,6 +129,7 @@ AT_EPS = (attacks.Linf("8/255"),)
 PLANTED = {
     "quantised input": (Quantised, AT_EPS, {"no gradient", "black box"}),
     "gradient killer": (GradientKiller, AT_EPS, {"no gradient", "unbounded", "black box"}),
+    "graph cut": (Cut, AT_EPS, {"cut"}),
     "FGSM-overfitted": (Overfitted, AT_EPS, {"one step"}),
     "rippled": (Rippled, AT_EPS, {"black box"}),
     "softmax output": (Softmaxed, (), {"probabilities"}),

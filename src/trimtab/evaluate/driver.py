@@ -66,7 +66,8 @@ def run(
     is launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
     `command` are for the card: what the model is called, and how to make the card again.
 
-    If the pixels turn out to be wrongly normalised, no robust accuracy is measured, unless you `insist`.
+    If the pixels turn out to be wrongly normalised, or no gradient can reach them, no robust accuracy is
+    measured, unless you `insist`.
     `examine=False` leaves out the probing attacks of the trust card, which then rests on the suite alone.
     """
     plan = _Plan(
@@ -170,7 +171,7 @@ class _Bench:
 
     def work(self, meter: _Meter, insist: bool) -> tuple[list[Row], tuple[Flag, ...]]:
         flags = list(trust.first_flags(self.health, measure(self.health, meter)))
-        stopped = not insist and any(flag.name in trust.STOPS for flag in flags)
+        stopped = trust.stopped(flags) and not insist
         suite = [cell for cell in self.suite if not (stopped and isinstance(cell.condition, Attacked))]
         seen = [(cell, measure(cell, meter)) for cell in suite]
         rows = [row_of(cell, columns) for cell, columns in seen]

@@ -33,6 +33,7 @@ class Health(Condition):
     beside       how far passes in batches of 1, 7 and 64 are from the pass over all
     summed       the logits are probabilities: none negative, sum 1
     flat         the gradient of the cross-entropy is zero in every pixel, or not a number
+    cut          no gradient can reach the image at all
     training     some submodule stayed in training mode
     normalised, restored, bytes    correct, had the pixels come normalised, un-normalised, or in 0..255
     """
@@ -64,8 +65,8 @@ class Health(Condition):
             "unsteady": apart(model(x)),
             "beside": torch.stack(beside).amax(0),
             "summed": ((z.sum(1) - 1).abs() < 1e-3) & (z >= 0).all(1),
-            "flat": no_gradient(model, x, y),
             "training": torch.full_like(y, any(m.training for m in model.modules()), dtype=torch.bool),
+            **followed(model, x, y),
             **{name: model(other).argmax(1) == y for name, other in tried.items()},
         }
 
@@ -74,17 +75,16 @@ class Health(Condition):
 
 
 @torch.enable_grad()
-def no_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images have a gradient that an attack cannot follow."""
+def followed(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Which images have a gradient that an attack can follow, and whether any can reach them."""
     x = x.detach().clone().requires_grad_(True)
     loss = F.cross_entropy(model(x), y, reduction="sum")
-    if not loss.requires_grad:  # the graph is cut on its way to the image
-        return torch.ones_like(y, dtype=torch.bool)
-    (grad,) = torch.autograd.grad(loss, x, allow_unused=True)
+    grad = torch.autograd.grad(loss, x, allow_unused=True)[0] if loss.requires_grad else None
     if grad is None:
-        return torch.ones_like(y, dtype=torch.bool)
-    followed = grad.isfinite().flatten(1).all(1) & (grad != 0).flatten(1).any(1)
-    return ~followed
+        everywhere = torch.ones_like(y, dtype=torch.bool)
+        return {"flat": everywhere, "cut": everywhere}
+    flat = (grad == 0).flatten(1).all(1) | ~grad.isfinite().flatten(1).all(1)
+    return {"flat": flat, "cut": torch.zeros_like(flat)}
 
 
 def attacks_at(budget: Budget, pixels: int, coupled: bool) -> dict[str, Attacked]:

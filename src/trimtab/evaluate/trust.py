@@ -6,7 +6,7 @@ in less than one case of a thousand (sign test), so that a sound model raises no
 
     modes, stochastic, batch, non-finite     the model is not one function of the image
     normalisation                            pixels arrive normalised twice, never, or in another range
-    probabilities, no gradient               attacks on logits cannot climb
+    probabilities, no gradient, cut          attacks on logits cannot climb
     weak attack, one step                    PGD is weaker than FGSM; FGSM is far weaker than PGD
     steps, budget                            more steps, or a larger budget, break less
     unbounded                                images stand although anything is allowed
@@ -45,7 +45,7 @@ WIDEST = 0.10
 """The widest interval that passes without a flag ..."""
 ENOUGH = 420
 """... and images that make every interval narrower."""
-STOPS = ("normalisation",)
+STOPS = ("normalisation", "cut")
 """Flags under which no robust accuracy is measured unless one insists."""
 _MASKED = (
     "gradients are masked and the robust accuracy is not real: remove what masks them, attack a "
@@ -67,7 +67,7 @@ def examine(
         state = state or Running()
         first = health(subject, state, seed)
         flags = list(first_flags(first, measure(first)))
-        for budget in budgets:
+        for budget in () if stopped(flags) else budgets:
             cells = probing(subject, budget, state, seed)
             flags += attack_flags(budget, {role: measure(cell) for role, cell in cells.items()})
     return distinct(flags, state)
@@ -94,6 +94,11 @@ def probing(
 def _small(subject: Subject, condition: Health | Attacked, state: NormState, seed: int, limit: int) -> Cell:
     n = min(PROBED, limit, len(subject.data))
     return Cell(replace(subject, chunk=PROBED, keep_images=False), condition, state, seed, n)
+
+
+def stopped(flags: Sequence[Flag]) -> bool:
+    """Whether a robust accuracy would mean nothing."""
+    return any(flag.name in STOPS for flag in flags)
 
 
 def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
@@ -143,7 +148,13 @@ def health_flags(columns: Columns) -> Iterator[Flag]:
             "return logits: after a softmax, the loss that attacks climb is flat",
         )
     flat = int((columns["flat"] & columns["correct"]).sum())
-    if flat > 0.05 * n:
+    if columns["cut"].any():
+        yield Flag(
+            "cut",
+            "no gradient can reach the image, so no attack that follows gradients was tried",
+            "remove what detaches the image in the forward pass, or take a black-box attack (attacks.Square)",
+        )
+    elif flat > 0.05 * n:
         yield Flag(
             "no gradient",
             f"{flat} of {n} images have no gradient to follow",
