@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -37,10 +37,10 @@ CLEAN = {
 def npz(path: str | Path, split: str) -> ImageSet:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), integer labels and, if it is there, `classes`."""
     path = existing(path)
-    arrays = _load(path)
-    if not isinstance(arrays, np.lib.npyio.NpzFile):
-        raise BadInput(f"{path} holds a single array; an .npz file with images and labels is needed")
-    with arrays:
+    with open(path, "rb") as file:
+        arrays = _load(path, file)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise BadInput(f"{path} holds a single array; an .npz file with images and labels is needed")
         keys = {key.lower(): key for key in arrays.files}
         chosen = [
             next((keys[key] for key in _spellings(words, split) if key in keys), None)
@@ -59,7 +59,7 @@ def npz(path: str | Path, split: str) -> ImageSet:
 def cifar_c(kind: str, folder: Path, corruption: str, severity: int) -> ImageSet:
     """One severity of a published array, which holds five of them, 1 to 5, one after the other."""
     path = existing(folder / f"{corruption}.npy")
-    pixels, labels = _load(path, map_it=True), _load(existing(folder / "labels.npy"))
+    pixels, labels = _mapped(path), _mapped(existing(folder / "labels.npy"))
     if pixels.dtype != np.uint8 or pixels.shape != (50_000, 32, 32, 3) or labels.shape != (50_000,):
         found = f"{pixels.dtype} {pixels.shape} with labels {labels.shape}"
         raise BadInput(f"{path} is {found}; as published it is uint8 (50000, 32, 32, 3)")
@@ -75,12 +75,18 @@ def _spellings(words: tuple[str, ...], split: str) -> list[str]:
     return [f"{split}_{word}" for word in words] + [f"{word}_{split}" for word in words] + list(words)
 
 
-def _load(path: Path, map_it: bool = False) -> Any:
+def _load(path: Path, file: BinaryIO) -> Any:
     try:
-        # "c": pages are read when touched and never written back
-        return np.load(path, mmap_mode="c" if map_it else None, allow_pickle=False)
+        return np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-        raise BadInput(f"{path} cannot be read as a NumPy file: it is {kind_of(path)}") from None
+        raise BadInput(f"{path} cannot be read as a NumPy archive: it is {kind_of(path)}") from None
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.lib.format.open_memmap(path, mode="c")  # read when touched, never written back
+    except (ValueError, OSError, EOFError):
+        raise BadInput(f"{path} cannot be read as a NumPy array: it is {kind_of(path)}") from None
 
 
 def _member(arrays: Any, key: str | None, path: Path) -> np.ndarray:

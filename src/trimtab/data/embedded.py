@@ -30,23 +30,28 @@ def sample(split: str = "test") -> ImageSet:
     """One of the two splits."""
     if split not in PER_CLASS:
         raise BadInput(f"the sample has no split {split!r}; it has {' and '.join(PER_CLASS)}")
-    with as_file(files("trimtab.data") / "sample" / f"{split}.png") as path, Image.open(path) as mosaic:
+    with as_file(files("trimtab.data") / "sample" / f"{split}.png") as path:
+        return read_mosaic(path)
+
+
+def read_mosaic(path: Path) -> ImageSet:
+    with Image.open(path) as mosaic:
         labels = torch.tensor([int(digit) for digit in mosaic.text["labels"]])  # type: ignore[attr-defined]
         pixels = np.array(mosaic)
     images = pixels.reshape(-1, 28, ROW, 28).swapaxes(1, 2).reshape(-1, 1, 28, 28)
     return ImageSet(torch.from_numpy(images), labels, CLASSES, "sample", SPEC)
 
 
-def make(source: Path, folder: Path) -> None:
-    """Write the two mosaics from Fashion-MNIST's files (Debian has them in dataset-fashion-mnist)."""
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        images = _idx(source / f"{prefix}-images-idx3-ubyte.gz", header=16).reshape(-1, 28, 28)
-        labels = _idx(source / f"{prefix}-labels-idx1-ubyte.gz", header=8)
-        keep = np.sort(np.concatenate([_spread(labels == c, PER_CLASS[split]) for c in range(len(CLASSES))]))
-        mosaic = images[keep].reshape(-1, ROW, 28, 28).swapaxes(1, 2).reshape(-1, ROW * 28)
-        text = PngImagePlugin.PngInfo()
-        text.add_text("labels", "".join(map(str, labels[keep])), zip=True)
-        Image.fromarray(mosaic).save(folder / f"{split}.png", pnginfo=text, optimize=True)
+def make(split: str, source: Path, to: Path) -> None:
+    """Write a mosaic from Fashion-MNIST's own files (Debian has them in dataset-fashion-mnist)."""
+    prefix = {"train": "train", "test": "t10k"}[split]
+    images = _idx(source / f"{prefix}-images-idx3-ubyte.gz", header=16).reshape(-1, 28, 28)
+    labels = _idx(source / f"{prefix}-labels-idx1-ubyte.gz", header=8)
+    keep = np.sort(np.concatenate([_spread(labels == c, PER_CLASS[split]) for c in range(len(CLASSES))]))
+    mosaic = images[keep].reshape(-1, ROW, 28, 28).swapaxes(1, 2).reshape(-1, ROW * 28)
+    text = PngImagePlugin.PngInfo()
+    text.add_text("labels", "".join(map(str, labels[keep])), zip=True)
+    Image.fromarray(mosaic).save(to, "PNG", pnginfo=text, optimize=True)
 
 
 def _spread(chosen: np.ndarray, count: int) -> np.ndarray:

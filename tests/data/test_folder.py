@@ -1,0 +1,182 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets, transforms
+
+from trimtab.data import ImageSet, load
+from trimtab.data import folder as module
+from trimtab.data.folder import FolderSet, ahead, open_folder
+from trimtab.types import BadInput
+
+SIZES = [(300, 280), (260, 400), (257, 257), (512, 300)]
+
+
+def write(path: Path, size: tuple[int, int] = (8, 6), mode: str = "RGB", seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], *([3] if mode == "RGB" else [4] if mode == "RGBA" else []))
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)).save(path)
+
+
+def fill(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 3, **how: object) -> Path:
+    for k, name in enumerate(classes):
+        for i in range(each):
+            write(root / name / f"{i}.png", seed=10 * k + i, **how)  # type: ignore[arg-type]
+    return root
+
+
+def test_a_folder_gives_what_torchvision_gives(tmp_path: Path) -> None:
+    fill(tmp_path)
+    theirs = datasets.ImageFolder(tmp_path, transforms.ToTensor())
+    ours = load(f"folder:{tmp_path}")
+    x, y, _ = next(ours.batches(99))
+    assert ours.classes == tuple(theirs.classes)
+    assert torch.equal(x, torch.stack([image for image, _ in theirs]))
+    assert y.tolist() == [label for _, label in theirs]
+
+
+def test_resizing_and_cropping_are_torchvisions(tmp_path: Path) -> None:
+    for i, size in enumerate(SIZES):
+        write(tmp_path / "n01440764" / f"{i}.png", size, seed=i)
+    how = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
+    theirs = torch.stack([image for image, _ in datasets.ImageFolder(tmp_path, how)])
+    ours = load(f"imagenet:{tmp_path}")
+    assert isinstance(ours, FolderSet)
+    assert torch.equal(next(ours.batches(4)).x, theirs)
+    assert ours.spec.mean == (0.485, 0.456, 0.406)
+
+
+def test_streamed_and_held_sets_give_the_same_batches(tmp_path: Path) -> None:
+    streamed = open_folder(fill(tmp_path), "pets")
+    held = streamed.in_memory()
+    assert isinstance(held, ImageSet)
+    for size, start in ((4, 0), (2, 3)):
+        for ours, theirs in zip(streamed.batches(size, start), held.batches(size, start), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    part = streamed.subset([5, 0])
+    assert part.ids.tolist() == [5, 0]
+    assert torch.equal(part.take(torch.tensor([1])).x, held.take(torch.tensor([0])).x)
+
+
+def test_streaming_decodes_only_a_few_batches_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = open_folder(fill(tmp_path, each=20), "pets")
+    decoded: list[Path] = []
+    decode = module._decode
+    monkeypatch.setattr(module, "_decode", lambda path, *rest: (decoded.append(path), decode(path, *rest))[1])
+    batches = images.batches(2)
+    for _ in range(3):
+        next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert 6 <= len(decoded) <= 12
+
+
+def test_what_is_computed_ahead_comes_in_order_and_its_errors_come_through() -> None:
+    def call(i: int) -> int:
+        if i == 7:
+            raise BadInput("seven")
+        return i
+
+    results = ahead((lambda i=i: call(i)) for i in range(9))
+    assert [next(results) for _ in range(7)] == list(range(7))
+    with pytest.raises(BadInput, match="seven"):
+        next(results)
+
+
+def test_a_grey_folder_stays_grey(tmp_path: Path) -> None:
+    images = load(f"folder:{fill(tmp_path, mode='L')}")
+    assert images.spec.channels == 1
+    assert next(images.batches(2)).x.shape == (2, 1, 6, 8)
+
+
+def test_mixed_images_are_refused_and_a_size_makes_them_equal(tmp_path: Path) -> None:
+    fill(tmp_path)
+    write(tmp_path / "dog" / "wide.png", (9, 6))
+    with pytest.raises(BadInput, match=r"mixed size or mode: .*0.png is 8x6 RGB, .*wide.png is 9x6 RGB"):
+        load(f"folder:{tmp_path}")
+    write(tmp_path / "dog" / "wide.png", (8, 6), "L")
+    with pytest.raises(BadInput, match=r"wide.png is 8x6 L"):
+        load(f"folder:{tmp_path}")
+    assert next(load(f"folder:{tmp_path}@4").batches(99)).x.shape == (7, 3, 4, 4)
+
+
+def test_transparent_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="8x6 RGBA; only grey"):
+        load(f"folder:{fill(tmp_path, mode='RGBA')}")
+
+
+def test_empty_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no class folders"):
+        load(f"folder:{tmp_path}")
+    with pytest.raises(BadInput, match="is not a folder"):
+        load(f"folder:{tmp_path}/nothing")
+    write(tmp_path / "loose.png")
+    with pytest.raises(BadInput, match="holds no class folders"):
+        load(f"folder:{tmp_path}")
+    fill(tmp_path)
+    (tmp_path / "bird").mkdir()
+    (tmp_path / "bird" / "notes.txt").write_text("none seen")
+    with pytest.raises(BadInput, match="bird holds no images"):
+        load(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"<html>", "a web page"), (b"", "an empty file")])
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    fill(tmp_path)
+    (tmp_path / "cat" / "0.png").write_bytes(content)
+    for name in (f"folder:{tmp_path}", f"folder:{tmp_path}@4"):
+        with pytest.raises(BadInput, match=rf"0.png is not a readable image: it is {said}"):
+            load(name)
+
+
+def test_a_truncated_image_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, size=(64, 64))
+    whole = (tmp_path / "dog" / "1.png").read_bytes()
+    (tmp_path / "dog" / "1.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput, match=r"1\.png is damaged or cut short"):
+        load(f"folder:{tmp_path}")
+
+
+def test_splits_are_subfolders_and_share_the_training_classes(tmp_path: Path) -> None:
+    fill(tmp_path / "train", ("bird", "cat", "dog"))
+    fill(tmp_path / "val", ("dog",), each=2)
+    train, test = load(f"folder:{tmp_path}", "train"), load(f"folder:{tmp_path}", "test")
+    assert train.classes == test.classes == ("bird", "cat", "dog")
+    assert test.labels.tolist() == [2, 2]
+    with pytest.raises(BadInput, match="no folder for the split 'extra', only train, val"):
+        load(f"folder:{tmp_path}", "extra")
+    fill(tmp_path / "val", ("emu",))
+    with pytest.raises(BadInput, match="'emu' is none of 3 classes"):
+        load(f"folder:{tmp_path}", "test")
+
+
+def test_variants_of_imagenet_count_in_its_thousand_classes(tmp_path: Path) -> None:
+    for name in ("n01443537", "n15075141"):  # goldfish, toilet paper: the second and the last
+        write(tmp_path / "r" / name / "a.png", (300, 300))
+    for name in ("0", "10", "999"):
+        write(tmp_path / "v2" / name / "a.png", (300, 300))
+    assert load(f"imagenet:{tmp_path}/r").labels.tolist() == [1, 999]
+    assert load(f"imagenet:{tmp_path}/v2").labels.tolist() == [0, 10, 999]
+    assert load(f"imagenet:{tmp_path}/v2").classes[1] == "n01443537"
+    fill(tmp_path / "r", ("tench",), size=(300, 300))
+    with pytest.raises(BadInput, match="'tench' is none of 1000 classes"):
+        load(f"imagenet:{tmp_path}/r")
+
+
+@pytest.mark.parametrize("group", ["", "noise/"])
+def test_imagenet_c_is_taken_as_published(tmp_path: Path, group: str) -> None:
+    path = tmp_path / f"{group}gaussian_noise/3/n01440764/a.png"
+    write(path, (224, 224))
+    images = load(f"imagenet-c:{tmp_path}/gaussian_noise/3")
+    pixels = torch.from_numpy(np.array(Image.open(path)))
+    assert torch.equal(next(images.batches(1)).x[0].permute(1, 2, 0), pixels / 255)
+
+
+def test_the_digest_sees_names_sizes_and_the_way_of_cropping(tmp_path: Path) -> None:
+    fill(tmp_path, each=2)
+    digest = open_folder(tmp_path, "pets", size=4, resize=4).digest
+    assert open_folder(tmp_path, "other name", size=4, resize=4).digest == digest
+    assert open_folder(tmp_path, "pets", size=4, resize=6).digest != digest
+    (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / "5.png")
+    assert open_folder(tmp_path, "pets", size=4, resize=4).digest != digest
