@@ -50,6 +50,8 @@ class Evaluate:
     """Where results are kept."""
     page: Path | None = None
     """Write the report page here."""
+    baseline: str | None = None
+    """For corruptions: alexnet (published ImageNet-C only) or the id of a run to divide errors by."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
     strict: Strict = False
@@ -82,6 +84,8 @@ class Evaluate:
         )
         if self.json:
             print(card.json(), end="")
+        elif self.suite == "corruptions":
+            self._corruptions(card)
         else:
             show.scorecard(card)
         if self.page is not None:
@@ -90,6 +94,33 @@ class Evaluate:
             report.page([card], self.page)
             show.err.print(f"The page is {self.page}.", markup=False)
         return int(self.strict and not card.trusted)
+
+    def _corruptions(self, card: Card) -> None:
+        from trimtab import evaluate
+        from trimtab.cli import show
+        from trimtab.evaluate.corruption import ALEXNET, baseline_of, corruption_errors
+
+        baseline = None
+        if self.baseline is not None:
+            alexnet = self.baseline == "alexnet"
+            baseline = ALEXNET if alexnet else baseline_of(evaluate.find(self.baseline, self.store).card)
+        states = list(dict.fromkeys(row.state for row in card.rows))
+        judged = [corruption_errors(card, state, baseline) for state in states]
+        rows = [
+            [name.replace("_", " "), *(show.percent(found.mean_errors[name]) for found in judged)]
+            for name in judged[0].errors
+        ]
+        rows += [["clean", *(show.percent(found.clean) for found in judged)]]
+        rows += [["mean of the fifteen", *(show.percent(found.mean_error) for found in judged)]]
+        rows += [["gap to clean", *(show.percent(found.gap) for found in judged)]]
+        if baseline is not None:
+            rows += [["mCE", *(f"{100 * found.mce:.1f}" for found in judged)]]
+            rows += [["relative mCE", *(f"{100 * found.relative_mce:.1f}" for found in judged)]]
+        against = f", mCE against {baseline.name}" if baseline else ""
+        title = f"{card.model} on {card.data}: error by corruption, mean of five severities{against}"
+        show.table(title, ["corruption", *states], rows, right=range(1, 9))
+        show.out.print("Frost is grown ice, not the photographs of the published sets.", markup=False)
+        show.trust(card)
 
 
 def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:

@@ -3,6 +3,7 @@
 quick      clean, FGSM, PGD-20, noise: minutes on a CPU
 standard   and the margin, l2, an iteration curve to 100, a sample of corruptions
 full       and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities
+corruptions   clean, and the 15 + 4 common corruptions at all severities
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, CurvePGD, Linf
-from trimtab.data.corruptions import CORRUPTIONS
+from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise, as_condition
 from trimtab.types import BadInput, Budget
 
@@ -49,7 +50,12 @@ def _more(linf: Budget, l2: Budget) -> list[Condition]:
     ]
 
 
-SUITES = {"quick": quick, "standard": standard, "full": full}
+def corruptions(linf: Budget, l2: Budget) -> list[Condition]:
+    names = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
+    return [Clean(), *(Corrupted(name, severity) for name in names for severity in range(1, 6))]
+
+
+SUITES = {"quick": quick, "standard": standard, "full": full, "corruptions": corruptions}
 
 
 def suite_of(

@@ -1,0 +1,216 @@
+"""The command line as people use it: exit codes, one clear line for bad input, JSON for scripts."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import trimtab
+from trimtab import models, norm
+from trimtab.cli import main
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("TRIMTAB_DATA", str(tmp_path / "sets"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(0)
+    model = models.build("resnet8", classes=10, width=4, channels=1)
+    with torch.no_grad():
+        model.train()(torch.rand(64, 1, 28, 28))
+    trimtab.save(model.eval(), tmp_path / "net")
+    return f"file:{tmp_path / 'net'}"
+
+
+def say(capsys, *words):
+    code = main(list(words))
+    heard = capsys.readouterr()
+    return code, heard.out, heard.err
+
+
+def as_json(capsys, *words):
+    code, out, _ = say(capsys, *words, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_help_teaches_without_loading_torch():
+    code = (
+        "import sys\nfrom trimtab.cli import main\n"
+        "try: main(['evaluate', '--help'])\nexcept SystemExit as done: assert done.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on where it was" in " ".join(done.stdout.split())
+
+
+def test_audit_lists_layers_and_advises_on_planted_trouble(capsys, tmp_path):
+    model = models.build("resnet8", classes=10, width=4)
+    with torch.no_grad():
+        model.train()(torch.rand(64, 3, 32, 32))
+    layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    layers[1].reset_running_stats()
+    layers[2].running_var[0] = 0
+    layers[3].running_mean[0] = torch.nan
+    trimtab.save(model, tmp_path / "sick")
+    code, out, _ = say(capsys, "audit", f"file:{tmp_path / 'sick'}")
+    assert code == 0
+    for words in ("never trained", "dead channels", "not finite", "recalibrate"):
+        assert words in out
+    assert say(capsys, "audit", f"file:{tmp_path / 'sick'}", "--strict")[0] == 1
+
+
+def test_audit_sees_statistics_of_another_domain(capsys, tmp_path):
+    model = models.build("resnet8", classes=10, width=4, channels=1)
+    with torch.no_grad():
+        for _ in range(30):
+            model.train()(torch.rand(64, 1, 28, 28) * 0.05 + 0.9)
+    trimtab.save(model.eval(), tmp_path / "elsewhere")
+    code, out, _ = say(
+        capsys, "audit", f"file:{tmp_path / 'elsewhere'}", "--data", "sample", "--limit", "128"
+    )
+    assert code == 0
+    assert "drift" in out
+
+
+def test_audit_takes_a_function_of_yours_and_a_stock_state_dict(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+            from torch import nn
+            def net():
+                return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 10))
+        """)
+    )
+    found = as_json(capsys, "audit", f"py:{tmp_path / 'mine.py'}:net")
+    assert [layer["kind"] for layer in found["layers"]] == ["batch"]
+    stock = models.build("resnet8", classes=10, width=4).net
+    torch.save(stock.state_dict(), tmp_path / "stock.pt")
+    found = as_json(capsys, "audit", f"file:{tmp_path / 'stock.pt'}@net:resnet8,width=4,classes=10")
+    assert len(found["layers"]) == sum(isinstance(m, nn.BatchNorm2d) for m in stock.modules())
+
+
+def test_data_list_names_what_is_here(capsys):
+    code, out, _ = say(capsys, "data", "list")
+    assert code == 0
+    assert "comes with trimtab" in out
+    assert as_json(capsys, "data", "list")["cifar10"] is False
+
+
+def test_evaluate_prints_a_scorecard_and_goes_on_from_its_store(capsys, saved):
+    words = ("evaluate", saved, "--limit", "40", "--states", "running", "batch:0.5", "--page", "page.html")
+    code, out, _ = say(capsys, *words)
+    assert code == 0
+    assert "PGD-20" in out
+    assert "adapted per batch" in out
+    first = as_json(capsys, *words)
+    assert as_json(capsys, *words) == first
+    assert Path("page.html").read_text().startswith("<!")
+    assert len(as_json(capsys, "runs")) >= 1
+
+
+def test_runs_are_compared_and_exported(capsys, saved, tmp_path):
+    say(capsys, "evaluate", saved, "--limit", "20")
+    (run,) = as_json(capsys, "runs")
+    code, out, _ = say(capsys, "runs", run["id"][:8], run["id"][:8])
+    assert code == 0
+    assert "clean" in out
+    assert say(capsys, "runs", "--csv", "rows.csv")[0] == 0
+    assert "clean" in Path("rows.csv").read_text()
+    assert say(capsys, "report", run["id"][:8], "--out", "one.html")[0] == 0
+    assert Path("one.html").read_text().startswith("<!")
+
+
+def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):
+    code, out, _ = say(
+        capsys,
+        "adapt",
+        saved,
+        "--limit",
+        "32",
+        "--sigma",
+        "0",
+        "0.3",
+        "--batch-size",
+        "16",
+        "--save",
+        "frozen",
+    )
+    assert code == 0
+    assert "rho 1" in out
+    assert norm.layers(trimtab.load("file:frozen")) is not None
+    code, out, _ = say(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10", "--adapt", "16")
+    assert code == 0
+    assert "frozen on 16 noisy training images" in " ".join(out.split())
+
+
+def test_lens_and_construct_run(capsys, saved):
+    found = as_json(capsys, "lens", saved, "--limit", "32", "--eps", "0", "0.2")
+    assert set(found["ligs"]) == {"gaussian", "uniform", "fgsm", "pgd"}
+    code, out, _ = say(
+        capsys, "construct", "D_rand", saved, "--limit", "16", "--steps", "2", "--out", "rand.npz"
+    )
+    assert code == 0
+    assert "npz:" in out
+
+
+def test_train_takes_a_recipe_with_overrides_and_resumes(capsys):
+    code, out, _ = say(capsys, "train", "--recipes")
+    assert code == 0
+    assert "standard-laptop" in out
+    assert say(capsys, "train", "smoke", "--out", "run", "--epochs=1")[0] == 0
+    assert trimtab.load("file:run") is not None
+
+
+BAD = {
+    "unknown model": (("audit", "resnet"), "names no model"),
+    "no such file": (("audit", "file:nowhere"), "nowhere"),
+    "a page for a checkpoint": (("audit", "file:page.pt@net:resnet8"), "web page"),
+    "unknown data": (("evaluate", "net:resnet8", "--data", "mnist"), "mnist"),
+    "not fetched": (("evaluate", "net:resnet8", "--data", "cifar10"), "trimtab data fetch cifar10"),
+    "unknown suite": (("evaluate", "net:resnet8,channels=1", "--suite", "huge"), "no suite"),
+    "eps in bytes": (("evaluate", "net:resnet8,channels=1", "--eps", "8"), "did you mean 8/255"),
+    "unknown state": (("evaluate", "net:resnet8,channels=1", "--states", "moving"), "norm state"),
+    "unknown set to fetch": (("data", "fetch", "imagenet"), "cannot be fetched"),
+    "no recipe": (("train",), "give a recipe"),
+    "unknown recipe": (("train", "nothing.yaml"), "no recipe"),
+    "unknown key": (("train", "smoke", "--epoch", "3"), "epochs"),
+    "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
+    "unknown run": (("report", "abc"), "abc"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_two(case, capsys, tmp_path):
+    (tmp_path / "page.pt").write_text("<!DOCTYPE html><html><body>Not found</body></html>")
+    words, expected = BAD[case]
+    code, _, err = say(capsys, *words)
+    assert code == 2
+    assert expected in err
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len([line for line in lines if line.startswith("trimtab: ")]) == 1
+    assert "Traceback" not in err
+
+
+def test_a_full_disk_is_told_in_one_line(capsys, saved, monkeypatch):
+    import errno
+
+    from trimtab import data
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", "store.sqlite")
+
+    monkeypatch.setattr(data, "load", full)
+    code, _, err = say(capsys, "evaluate", saved)
+    assert code == 2
+    assert "No space left" in err
