@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import objective_table as table
@@ -12,6 +13,7 @@ import pytest
 import torch
 from objective_table import OBJECTIVES, STEPS, images, recipe, tiny, weights
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trimtab import draws, models, norm, train
 from trimtab.data.loader import Loader
@@ -118,6 +120,29 @@ def test_it_trains_networks_of_torchvision_and_timm(source: str, name: str) -> N
         optimiser.step()
     changed = [key for key, value in weights(model).items() if not torch.equal(value, before[key])]
     assert any(key.endswith("fc.weight") for key in changed)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@every_objective
+def test_a_model_in_ddp_gets_the_same_gradients_or_a_clear_word(name: str, group: None) -> None:
+    objective, (x, y, ids) = OBJECTIVES[name], batch()
+    bare = objective.prepare(tiny().double()).train()
+    wrapped = DistributedDataParallel(objective.prepare(tiny().double()).train())
+    if isinstance(objective, train.AdvBN):
+        with pytest.raises(ValueError, match="DistributedDataParallel does not see"):
+            objective(wrapped, x.double(), y, ids=ids)
+        return
+    for model in (bare, wrapped):
+        objective(model, x.double(), y, seed=3, ids=ids)
+    for p, q in zip(bare.parameters(), wrapped.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
 
 
 # ---- two processes ------------------------------------------------------------------------------------

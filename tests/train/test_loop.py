@@ -361,9 +361,10 @@ def test_the_plan_counts_passes_and_steps() -> None:
 
 def test_passes_add_up() -> None:
     attack = PGD(steps=7)
-    assert train.Standard().passes() == (1, 1)
-    assert train.SAM().passes() == train.Apart().passes() == (2, 2)
-    assert train.Mixture(attack).passes() == (10, 9)
+    assert train.Standard().passes(128) == (1, 1)
+    assert train.SAM().passes(128) == train.Apart().passes(128) == (2, 2)
+    assert train.Apart(samples=32).passes(128) == (1.25, 1.25)
+    assert train.Mixture(attack).passes(128) == (10, 9)
     inner = train.Adversarial(attack)
-    assert train.SAM(inner=inner).passes() == (8 + 2, 7 + 2)  # attacked once
-    assert replace(inner, clean=1.0).passes() == (10, 9)
+    assert train.SAM(inner=inner).passes(128) == (8 + 2, 7 + 2)  # attacked once
+    assert replace(inner, clean=1.0).passes(128) == (10, 9)

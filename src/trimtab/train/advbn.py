@@ -82,7 +82,7 @@ class AdvBN(Objective):
                 norm.freeze(front)
         return model
 
-    def passes(self) -> Passes:
+    def passes(self, batch: int) -> Passes:
         return Passes(2 + self.steps, 2 + self.steps)
 
     def halves(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:

@@ -48,7 +48,7 @@ class Adversarial(Objective):
             raise BadInput("alp and alpha compare with clean images; give clean a share above 0, such as 1")
         check_weights(self.alpha, self.alp)
 
-    def passes(self) -> Passes:
+    def passes(self, batch: int) -> Passes:
         return attack_passes(self.attack).plus(1 + self.clean)
 
     def run(self, step: Step) -> Parts:

@@ -66,8 +66,8 @@ class Apart(Objective):
         if self.attack not in ("sign", "random"):
             raise BadInput(f'attack must be "sign" or "random", found {self.attack!r}')
 
-    def passes(self) -> Passes:
-        return Passes(2, 2)
+    def passes(self, batch: int) -> Passes:
+        return Passes(1, 1).plus((self.samples or batch) / batch)
 
     def run(self, step: Step) -> Parts:
         if not norm.layers(step.model):

@@ -72,8 +72,8 @@ class Objective:
         """Steer the model and give it the branches needed, in place, once, before its optimiser is made."""
         return norm.steer(model)
 
-    def passes(self) -> Passes:
-        """The cost of a call."""
+    def passes(self, batch: int) -> Passes:
+        """The cost of a call with a batch of so many images."""
         return Passes(1, 1)
 
     def __call__(

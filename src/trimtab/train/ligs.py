@@ -38,7 +38,7 @@ class LIGS(Objective):
         if self.weight < 0 or float(self.size) < 0:
             raise BadInput(f"weight and size must not be negative, found {self.weight} and {self.size}")
 
-    def passes(self) -> Passes:
+    def passes(self, batch: int) -> Passes:
         return Passes(2, 4)
 
     def run(self, step: Step) -> Parts:

@@ -3,7 +3,7 @@
 Lightning Fabric starts the processes, places tensors, scales for narrow formats and steps. The objective runs
 on the bare network; gradients are averaged over processes once per step (and after passes whose gradient an
 objective reads). Every random number is a function of the seed, the step and the image, so a resumed run
-repeats the uninterrupted one bit for bit.
+repeats the uninterrupted one bit for bit (but for fp16, whose loss scale starts anew).
 
     for each epoch, under its norm policy:
         for each batch:  rate -> objective (adds gradients) -> average -> clip -> step -> moving average
@@ -179,7 +179,7 @@ def _step(work: Work, batch: Batch) -> dict[str, float]:
     if not all(map(math.isfinite, losses.values())):
         _diverged(work, culprit(work.model, _parts(work, batch)[0][0]))
     if recipe.clip is not None:
-        fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip)
+        fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip, error_if_nonfinite=False)
     work.stepper.step()
     if recipe.ema is not None:
         _follow(work.ema, work.model, recipe.ema)
@@ -301,9 +301,9 @@ def _tell(
     values: Mapping[str, float],
     model: nn.Module | None = None,
 ) -> dict[str, float]:
-    """Call the callbacks; what they have to add to an epoch's metrics."""
+    """Call the callbacks, in the first process; what they have to add to an epoch's metrics."""
     added: dict[str, float] = {}
-    for callback in callbacks:
+    for callback in callbacks if work.fabric.is_global_zero else ():
         event = Event(kind, work.progress.step, work.total, epoch, {**values, **added}, model or work.model)
         added |= callback(event) or {}
     return added

@@ -57,7 +57,7 @@ class Mixture(Objective):
         affine, statistics = self.separate != "statistics", self.separate != "affine"
         return norm.add_branch(model, self.branch, affine=affine, statistics=statistics)
 
-    def passes(self) -> Passes:
+    def passes(self, batch: int) -> Passes:
         return attack_passes(self.attack).plus(2)
 
     def run(self, step: Step) -> Parts:

@@ -60,7 +60,7 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
             taken.append(_time(objective, net, batch))
     ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
     steps = (len(train_set) // recipe.batch_size) * recipe.epochs
-    return Plan(recipe.objective.passes(), ours / standard, ours, steps, len(train_set))
+    return Plan(recipe.objective.passes(recipe.batch_size), ours / standard, ours, steps, len(train_set))
 
 
 def _time(objective: Objective, model: nn.Module, batch: Batch) -> float:

@@ -39,8 +39,8 @@ class SAM(Objective):
     def prepare(self, model: nn.Module) -> nn.Module:
         return self.inner.prepare(model)
 
-    def passes(self) -> Passes:
-        inner, attack = self.inner.passes(), getattr(self.inner, "attack", None)
+    def passes(self, batch: int) -> Passes:
+        inner, attack = self.inner.passes(batch), getattr(self.inner, "attack", None)
         made = attack_passes(attack) if callable(attack) else Passes(0, 0)
         return Passes(2 * inner.forward - made.forward, 2 * inner.backward - made.backward)
 
