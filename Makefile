@@ -32,5 +32,9 @@ $(VENV)/.developer: $(VENV)/.product requirements-dev.txt requirements-nodeps.tx
 	$(PIP) --no-deps -r requirements-nodeps.txt
 	touch $@
 
+docs: $(VENV)/.product
+	$(PIP) -r requirements-docs.txt
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist site
