@@ -177,7 +177,7 @@ def _step(work: Work, batch: Batch) -> dict[str, float]:
     average(list(means.values()))
     losses = {name: float(mean) for name, mean in means.items()}
     if not all(map(math.isfinite, losses.values())):
-        _diverged(work, culprit(work.model, _parts(work, batch)[0][0]))
+        raise _diverged(work, culprit(work.model, _parts(work, batch)[0][0]))
     if recipe.clip is not None:
         fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip, error_if_nonfinite=False)
     work.stepper.step()
@@ -268,17 +268,24 @@ def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
 
 
 def _save(work: Work) -> None:
+    """Write the checkpoint in the first process; if that fails, all of them stop."""
+    problem: BadInput | None = None
     if work.fabric.is_global_zero:
         try:
             checkpoint.save(work.run.last, work.progress, work.model, work.optimiser, work.ema)
         except checkpoint.NotFinite as broken:
-            _diverged(work, f"{str(broken)!r} is no longer finite")
-    work.fabric.barrier()
+            problem = _diverged(work, f"{str(broken)!r} is no longer finite")
+        except BadInput as failed:
+            problem = failed
+    problem = work.fabric.broadcast(problem)
+    if problem is not None:
+        raise problem
 
 
-def _diverged(work: Work, why: str) -> None:
-    saved = f"the last good checkpoint is {work.run.last}; resume it with a lower learning rate"
-    raise Diverged(f"training broke in step {work.progress.step}: {why}; {saved}")
+def _diverged(work: Work, why: str) -> Diverged:
+    cure = "lower the learning rate, warm up or clip"
+    saved = f"the last good checkpoint is {work.run.last}; {cure}"
+    return Diverged(f"training broke in step {work.progress.step}: {why}; {saved}")
 
 
 def _asked_to_stop(work: Work, caught: list[int]) -> bool:
