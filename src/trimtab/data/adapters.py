@@ -84,7 +84,8 @@ class DataLoaderSet(Images):
         parts = spans(len(self), size, start)
         chosen = Subset(self.loader.dataset, self.ids[start:].tolist())
         workers, collate = self.loader.num_workers, self.loader.collate_fn
-        again = DataLoader(chosen, batch_size=size, num_workers=workers, collate_fn=collate)
+        own = torch.Generator()  # or iterating would draw from the global one
+        again = DataLoader(chosen, size, num_workers=workers, collate_fn=collate, generator=own)
         for part, batch in zip(parts, again, strict=True):
             x, y = _pair(batch)
             check_images(x, self.name)

@@ -65,8 +65,10 @@ def operate(levels: Tensor, number: Tensor, level: Tensor, signed: Tensor) -> Te
 def autocontrast(levels: Tensor, _: Tensor) -> Tensor:
     """Stretch each channel to 0..255."""
     low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)
-    stretched = (levels - low) * (255 / (high - low).clamp(min=1))
-    return torch.where(high > low, (stretched + 1e-3).floor(), levels)
+    # in double, and by a true division (255 / tensor is none), to round where Pillow rounds
+    scale = torch.full_like(low, 255, dtype=torch.float64) / (high - low).clamp(min=1)
+    stretched = (levels * scale - low * scale).floor().clamp(0, 255)
+    return torch.where(high > low, stretched.to(levels.dtype), levels)
 
 
 def equalise(levels: Tensor, _: Tensor) -> Tensor:
@@ -106,7 +108,7 @@ def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
     )
     # Where a pixel comes from, in coordinates of -1..1; a shear leaves the upper left corner in its place.
     kinds = (
-        (cos, sin * tall, zero, -sin * wide, cos, zero),
+        (cos, -sin * tall, zero, sin * wide, cos, zero),
         (one, shear * tall, shear * tall, zero, one, zero),
         (one, zero, zero, shear * wide, one, shear * wide),
         (one, zero, shift, zero, one, zero),

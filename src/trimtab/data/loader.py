@@ -90,7 +90,7 @@ class Loader:
         ids = self.images.ids[positions]
         for place, (name, strength) in enumerate(singles):
             pixels = SINGLE[name][0](pixels, strength, partial(self._scalars, ids, place))
-        x = as_float(pixels).contiguous(memory_format=torch.channels_last)
+        x = as_float(pixels)
         if pairs:
             x, y, ids = *self._mixed(x, y, pairs, batch), ids[:-1]
         return Batch(x, y, ids)

@@ -124,7 +124,7 @@ def as_float(pixels: Tensor) -> Tensor:
     x = pixels.to(torch.float32)
     if pixels.dtype == torch.uint8:
         x.div_(255)
-    return x.permute(0, 3, 1, 2)
+    return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
 
 def spans(count: int, size: int, start: int = 0) -> Iterator[Tensor]:

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+
+from trimtab.data import ImageSet, as_set, load
+from trimtab.data.sets import from_arrays
+from trimtab.types import BadInput
+
+PIXELS = torch.randint(0, 256, (23, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(23) % 4
+FLOATS = TensorDataset(PIXELS / 255, LABELS)
+
+
+def all_of(source: object, size: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.cat(parts) for parts in zip(*as_set(source).batches(size), strict=True))  # type: ignore
+
+
+def test_a_set_passes_as_it_is_and_a_name_is_loaded() -> None:
+    images = from_arrays(PIXELS, LABELS)
+    assert as_set(images) is images
+    assert as_set("sample").digest == load("sample").digest
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_dataloader_is_read_in_its_datasets_order(shuffle: bool, drop_last: bool) -> None:
+    loader = DataLoader(FLOATS, batch_size=4, shuffle=shuffle, drop_last=drop_last)
+    x, y, ids = all_of(loader)
+    assert torch.equal(x, PIXELS / 255)
+    assert torch.equal(y, LABELS)
+    assert torch.equal(ids, torch.arange(23))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_adapting_draws_nothing_from_the_global_generator() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    list(as_set(DataLoader(FLOATS, batch_size=4, shuffle=True)).batches(5))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_samplers_choice_of_images_is_kept() -> None:
+    loader = DataLoader(FLOATS, batch_size=4, sampler=SubsetRandomSampler([9, 3, 17]))
+    x, _, ids = all_of(loader)
+    assert ids.tolist() == [3, 9, 17]
+    assert torch.equal(x, PIXELS[[3, 9, 17]] / 255)
+    batches = DataLoader(FLOATS, batch_sampler=[[5, 2], [8]])
+    assert all_of(batches)[2].tolist() == [2, 5, 8]
+
+
+def test_workers_and_a_start_give_the_same_batches() -> None:
+    images = as_set(DataLoader(FLOATS, batch_size=4, num_workers=2, multiprocessing_context="fork"))
+    got = torch.cat([batch.x for batch in images.batches(5, start=4)])
+    assert torch.equal(got, PIXELS[4:] / 255)
+
+
+def test_an_adapted_set_equals_the_set_in_memory() -> None:
+    held, lazy = from_arrays(PIXELS, LABELS), as_set(TensorDataset(PIXELS, LABELS))
+    assert not isinstance(lazy, ImageSet)
+    assert lazy.digest == held.digest
+    assert lazy.classes == held.classes
+    assert lazy.spec == held.spec
+    assert torch.equal(lazy.labels, held.labels)
+    part = lazy.subset([8, 2])
+    assert part.digest == held.subset([8, 2]).digest
+    assert len(part) == 2
+
+
+def test_class_names_of_the_dataset_are_kept() -> None:
+    named = Subset(FLOATS, range(5))
+    named.classes = ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
+    assert as_set(named).classes == ("a", "b", "c", "d", "e")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(FLOATS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DataLoader(Stream(), batch_size=5),
+        [(PIXELS[:20], LABELS[:20]), (PIXELS[20:], LABELS[20:])],
+        (PIXELS, LABELS),
+        (PIXELS.numpy(), LABELS.numpy()),
+    ],
+)
+def test_streams_lists_and_arrays_are_held_in_memory(source: object) -> None:
+    x, y, ids = all_of(source)
+    assert torch.equal(x, PIXELS / 255)
+    assert torch.equal(y, LABELS)
+    assert torch.equal(ids, torch.arange(23))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            TensorDataset((PIXELS / 255 - 0.5) / 0.25, LABELS),
+            r"pixels in \[0, 1\].*leave out the normalisation",
+        ),
+        (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255"),
+        (TensorDataset(PIXELS), "batches of .images, labels. as tensors"),
+        ([], "at least one image"),
+        (7, "a int is no image set"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(source: object, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        all_of(source)
