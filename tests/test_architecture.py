@@ -27,6 +27,7 @@ ORDER = [
     ["report"],
     ["studies"],
     ["cli"],
+    ["__main__"],
 ]
 """Each may import what stands above it here, and itself; neighbours on a line do not know each other."""
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
