@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from evaluate_nets import trained
+from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 from trimtab import adapt, attacks
@@ -195,3 +195,17 @@ def test_only_differences_beyond_chance_count() -> None:
     assert more_stand(one_way, base)
     assert not more_stand(base, one_way)
     assert not more_stand(both_ways, base)
+
+
+def test_a_suite_of_attacks_alone_may_end_without_rows(store: Store) -> None:
+    card = run(Cut(), sample(), [attacks.FGSM()], store=store, limit=32)
+    assert card.rows == ()
+    assert [flag.name for flag in card.flags] == ["cut"]
+
+
+def test_an_untrained_model_is_not_taken_for_a_wrongly_normalised_one() -> None:
+    names = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        names |= {flag.name for flag in trust.examine(Net(sample().spec), sample(), ())}
+    assert names == set()

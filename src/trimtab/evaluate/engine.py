@@ -120,14 +120,11 @@ def measure(cell: Cell, told: Told | None = None) -> Columns:
                 mine = _measured(cell, module, turn[rank]) if rank < len(turn) else None
                 for span, columns in zip(turn, _gather(fabric, mine), strict=False):
                     subject.store.commit(cell.key, cell.about, span, columns)
-                    ledger[span] = {**columns}
-                    ledger[span].pop(IMAGES, None)
+                    ledger[span] = _without_images(columns)
                     count += Accuracy.of(columns["correct"])
                     if told:
                         told(cell, span[1] - span[0], count)
-    return _broadcast(
-        fabric, _joined([ledger[span] for span in cell.spans], but=IMAGES) if rank == 0 else None
-    )
+    return _broadcast(fabric, _joined([ledger[span] for span in cell.spans]) if rank == 0 else None)
 
 
 def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns:
@@ -140,26 +137,23 @@ def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns:
             for at in range(start, stop, size)
         ]
     columns = {name: values.detach().cpu() for name, values in _joined(parts).items()}
-    if not cell.subject.keep_images:
-        columns.pop(IMAGES, None)
-    return columns
+    return columns if cell.subject.keep_images else _without_images(columns)
 
 
 def _stored(cell: Cell) -> dict[Span, Columns]:
     """The chunks that the store has whole; of a longer one our part, unless images influence each other."""
-    subject, found = cell.subject, {}
-    files = subject.store.chunks(cell.key)
+    store, found = cell.subject.store, {}
+    files = store.chunks(cell.key)
     for start, stop in cell.spans:
-        for span in (
-            (start, stop),
-            *(span for span in files if not cell.coupled and span[0] == start < stop < span[1]),
-        ):
-            columns = subject.store.read(files[span]) if span in files else None
+        longer = [span for span in files if not cell.coupled and span[0] == start < stop < span[1]]
+        for span in ((start, stop), *longer):
+            columns = store.read(files[span]) if span in files else None
             if columns and not _lacks_images(cell, columns):
-                found[start, stop] = {name: values[: stop - start] for name, values in columns.items()}
+                kept = _without_images(columns)
+                found[start, stop] = {name: values[: stop - start] for name, values in kept.items()}
                 break
-        else:
-            subject.store.forget(cell.key, (start, stop))
+            if span in files:
+                store.forget(cell.key, span)
     return found
 
 
@@ -167,13 +161,16 @@ def _lacks_images(cell: Cell, columns: Columns) -> bool:
     return cell.subject.keep_images and cell.condition.kind == "attack" and IMAGES not in columns
 
 
+def _without_images(columns: Columns) -> Columns:
+    return {name: values for name, values in columns.items() if name != IMAGES}
+
+
 def _first(cell: Cell, n: int) -> Tensor:
     return cell.condition.shown(cell.subject.batch(0, n), cell.seed)
 
 
-def _joined(parts: list[Columns], but: str = "") -> Columns:
-    shared = [name for name in parts[0] if name != but and all(name in part for part in parts)]
-    return {name: torch.cat([part[name] for part in parts]) for name in shared}
+def _joined(parts: list[Columns]) -> Columns:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def rescore(
 ) -> Accuracy:
     """The accuracy on a row's kept images; of the model that was attacked, the accuracy that was printed."""
     count = Accuracy()
-    like = next(model.parameters())
+    like = next(model.parameters(), torch.empty(0))
     with (state or Running()).lend(model, lambda n: data.take(torch.arange(n)).x) as module:
         for (start, stop), x in images(row, store):
             y = data.labels[start:stop]

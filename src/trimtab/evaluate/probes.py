@@ -28,6 +28,7 @@ MARKS = (5, 10, 20, 40)
 class Health(Condition):
     """How a model behaves on images as they are. Per image:
 
+    common       the label is the most common one
     finite       all logits are numbers
     unsteady     how far two passes over the same batch are apart, relative to the largest logit
     beside       how far passes in batches of 1, 7 and 64 are from the pass over all
@@ -61,6 +62,7 @@ class Health(Condition):
         tried = {"normalised": (x - mean) / std, "restored": x * std + mean, "bytes": x * 255}
         return {
             "correct": z.argmax(1) == y,
+            "common": y == y.mode().values,
             "finite": z.isfinite().all(1),
             "unsteady": apart(model(x)),
             "beside": torch.stack(beside).amax(0),

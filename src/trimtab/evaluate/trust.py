@@ -23,12 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from trimtab.attacks import FGSM, PGD, Linf
-from trimtab.data.sets import Images
+from trimtab.data import as_set
 from trimtab.evaluate.card import Flag, Row
 from trimtab.evaluate.conditions import AFTER, Attacked, Columns
 from trimtab.evaluate.engine import Cell, Subject, measure
@@ -55,7 +56,7 @@ _MASKED = (
 
 def examine(
     model: nn.Module,
-    data: Images,
+    data: Any,
     budgets: Sequence[Budget] = (Linf("8/255"),),
     state: NormState | None = None,
     store: Store | None = None,
@@ -63,7 +64,7 @@ def examine(
 ) -> tuple[Flag, ...]:
     """The flags that a model's first 128 images raise at these budgets."""
     with tempfile.TemporaryDirectory() as folder:
-        subject = Subject(model, data, store or Store(Path(folder) / "store.sqlite"))
+        subject = Subject(model, as_set(data), store or Store(Path(folder) / "store.sqlite"))
         state = state or Running()
         first = health(subject, state, seed)
         flags = list(first_flags(first, measure(first)))
@@ -169,8 +170,12 @@ def normalisation_flags(columns: Columns) -> Iterator[Flag]:
         "restored": "pixels are normalised twice; take one normalisation out",
         "bytes": "the model expects pixels from 0 to 255; scale them inside the model",
     }
-    asis = columns["correct"]
-    better = {name: columns[name] for name in causes if more_stand(columns[name], asis)}
+    asis, constant = columns["correct"], columns["common"]  # better than the model, and than no model at all
+    better = {
+        name: columns[name]
+        for name in causes
+        if more_stand(columns[name], asis) and more_stand(columns[name], constant)
+    }
     if better:
         name = max(better, key=lambda name: int(better[name].sum()))
         before, after = Accuracy.of(asis).value, Accuracy.of(better[name]).value
@@ -235,18 +240,18 @@ def suite_flags(seen: Sequence[tuple[Cell, Columns]], rows: Sequence[Row]) -> It
     by_budget: dict[Budget, list[tuple[PGD, Columns]]] = {}
     for cell, columns in seen:
         attack = getattr(cell.condition, "attack", None)
-        if isinstance(attack, PGD):
+        if isinstance(attack, PGD) and not attack.targeted:
             by_budget.setdefault(attack.budget, []).append((attack, columns))
             yield from curve_flags(columns, attack.budget)
     for budget, climbed in by_budget.items():
         for _, fgsm in (one for one in climbed if isinstance(one[0], FGSM)):
             for _, pgd in (one for one in climbed if one[0].steps > 1):
                 yield from weak_flags(pgd["correct"], fgsm["correct"], budget)
-    widest = max(rows, key=lambda row: row.interval[1] - row.interval[0])
-    low, high = widest.interval
-    if high - low > WIDEST:
-        saw = f"{widest.accuracy:.1%} of {widest.n} images may be {low:.1%} to {high:.1%} of all (95 %)"
-        yield Flag("samples", saw, f"measure {ENOUGH} images or more")
+    for row in sorted(rows, key=lambda row: row.interval[0] - row.interval[1])[:1]:
+        low, high = row.interval
+        if high - low > WIDEST:
+            saw = f"{row.accuracy:.1%} of {row.n} images may be {low:.1%} to {high:.1%} of all (95 %)"
+            yield Flag("samples", saw, f"measure {ENOUGH} images or more")
 
 
 def more_stand(stands: Tensor, baseline: Tensor) -> bool:
