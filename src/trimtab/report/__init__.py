@@ -3,17 +3,18 @@
 tables     scorecards and comparisons, with intervals     words      the verdict, and what flags mean
 advice     what would help this model, as measured        plots      altair charts from plain numbers
 pictures   images as PNG: strips, grids                   charts     which charts a card calls for
-page       the HTML file, from templates/
+page       the HTML file, from templates/                 gather     audit, trials and examples for it
 """
 
 from trimtab.report import pictures, plots
 from trimtab.report.advice import Advice, advice
+from trimtab.report.gather import gather
 from trimtab.report.page import Extras, page
 from trimtab.report.pictures import Gallery, Picture
 from trimtab.report.tables import Table, comparison, scorecard
 from trimtab.report.words import verdict
 
 __all__ = [
-    "Advice", "Extras", "Gallery", "Picture", "Table", "advice", "comparison", "page", "pictures", "plots",
-    "scorecard", "verdict",
+    "Advice", "Extras", "Gallery", "Picture", "Table", "advice", "comparison", "gather", "page", "pictures",
+    "plots", "scorecard", "verdict",
 ]  # fmt: skip

@@ -41,6 +41,8 @@ class Extras:
 
     audits: Mapping[str, Audit] = field(default_factory=dict)
     """Per model: its normalisation layers (`trimtab.audit`)."""
+    trials: Mapping[str, Card] = field(default_factory=dict)
+    """Per model: a card of several norm states, for advice where the model's own card has but one."""
     batch_sizes: Mapping[str, Mapping[int, Card]] = field(default_factory=dict)
     """Per model: cards that were measured with batches of so many images."""
     charts: Sequence[Chart] = ()
@@ -132,8 +134,8 @@ def _tiles(card: Card) -> list[Tile]:
 def _advised(name: str, card: Card, extras: Extras) -> tuple[Advice, ...] | None:
     """None where no other norm state was tried."""
     if len(tables.states(card)) < 2:
-        return None
-    return advice(card, extras.batch_sizes.get(name))
+        card = extras.trials.get(name, card)
+    return advice(card, extras.batch_sizes.get(name)) if len(tables.states(card)) > 1 else None
 
 
 def _figure(chart: Chart) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trimtab.types import BadInput
 
-SIDE = 96
-"""Small images are enlarged until their height reaches about this many pixels."""
+SIDE, LARGEST = 96, 128
+"""Small images are enlarged to about the first height in pixels, large ones are reduced to the second."""
 _INK, _PAPER, _GAP = (60, 64, 72), (255, 255, 255), 6
 
 
@@ -56,18 +56,17 @@ def examples(
     """Strips of image, change and result (each N, C, H, W), with what the model said before and after."""
     if not len(clean) == len(changed) == len(labels) == len(before) == len(after):
         raise BadInput("examples need as many changed images, labels and answers as clean images")
+    known = dict(enumerate(classes))
     strips = []
-    for x, z, y, was, now in zip(clean, changed, labels, before, after, strict=True):
-        panels = torch.cat(
-            [x, torch.ones_like(x[..., :2]), gradient(z - x), torch.ones_like(x[..., :2]), z], -1
-        )
-        said = f"{classes[y]}: {classes[was]} → {classes[now]}"
-        seen = (
-            f"{classes[y]}, the change to it, and the result: taken for {classes[was]}, then {classes[now]}"
-        )
+    for x, z, *answers in zip(clean, changed, labels, before, after, strict=True):
+        gap = torch.ones_like(x[..., :2])
+        panels = torch.cat([x, gap, gradient(z - x), gap, z], dim=-1)
+        label, was, now = (known.get(one, f"class {one}") for one in answers)
+        said = f"{was} → {now}" + (f" (a {label})" if was != label else "")
+        seen = f"{label}, the change to it, and the result: taken for {was}, then for {now}"
         strips.append(Picture(png(panels), said, seen))
     about = "Each strip: the image, the change to it (grey is none, scaled to be seen), and the result. "
-    return Gallery(title, about + "Below: its class, and what the model says before → after.", tuple(strips))
+    return Gallery(title, about + "Below: what the model says before → after.", tuple(strips))
 
 
 def grid(
@@ -104,6 +103,8 @@ def _picture(image: Tensor, scale: int | None) -> Image.Image:
         )
     pixels = (image.detach().cpu().float().clamp(0, 1) * 255).round().byte()
     drawn = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    if scale is None and drawn.height > LARGEST:
+        return drawn.resize((round(drawn.width * LARGEST / drawn.height), LARGEST), Image.Resampling.LANCZOS)
     factor = scale or max(1, round(SIDE / drawn.height))
     return drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
 

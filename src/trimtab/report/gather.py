@@ -1,0 +1,104 @@
+"""What a page shows beyond its card: tried now on a sample, or found in the store.
+
+Audit       the normalisation layers, compared with the sample
+Trial       clean and disturbed images under running, per-batch and frozen statistics: what advice rests on
+            if the card itself knows only one norm state; batches of several sizes say how large one must be
+Examples    images that an attack turned (if they were kept) and that the harshest corruption turned
+Cost        about 60 forward passes over the sample; no gradients
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.data import as_set, corrupt
+from trimtab.data.sets import Batch, Images
+from trimtab.evaluate import (
+    Card,
+    Clean,
+    Condition,
+    Corrupted,
+    Frozen,
+    Noise,
+    NormState,
+    PerBatch,
+    Running,
+    Store,
+    images,
+    run,
+)
+from trimtab.evaluate.store import DEFAULT
+from trimtab.evaluate.suites import SAMPLE
+from trimtab.report.page import Extras
+from trimtab.report.pictures import Gallery, examples
+from trimtab.report.tables import names
+from trimtab.report.words import harshest
+from trimtab.types import BadInput
+
+BATCHES = (4, 16, 64)
+"""Batch sizes that are tried."""
+SHOWN = 6
+"""Examples of each kind."""
+
+
+def gather(
+    model: nn.Module, data: Any, card: Card, store: Store | str | Path = DEFAULT, sample: int = 256
+) -> Extras:
+    """The extras of one model's page. Trials are kept beside the store, so a second call is quick."""
+    held = as_set(data)
+    n = min(sample, len(held))
+    audit = norm.audit(model, [held.take(torch.arange(n)).x])
+    (name,) = names([card])
+    if not any(layer.kind == "batch" for layer in audit.layers):
+        return Extras(audits={name: audit}, galleries=tuple(_galleries(model, held, card, store)))
+    path = Path(store.path if isinstance(store, Store) else store)
+    tried: list[Condition] = [Clean(), Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE)]
+
+    def trial(states: Sequence[NormState], chunk: int) -> Card:
+        beside = path.with_name("trials.sqlite")
+        return run(model, held, tried, beside, limit=n, states=states, chunk=chunk, name=card.model)
+
+    return Extras(
+        audits={name: audit},
+        trials={name: trial((Running(), PerBatch(), Frozen(images=n)), n)},
+        batch_sizes={name: {size: trial((Running(), PerBatch()), size) for size in BATCHES if size < n}},
+        galleries=tuple(_galleries(model, held, card, store)),
+    )
+
+
+def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | Path) -> Iterator[Gallery]:
+    """Of images that were right before: the first that were turned."""
+    for row in card.rows:
+        if row.kind == "attack" and row.state == str(Running()):
+            try:
+                (start, stop), changed = next(images(row, store))
+            except (BadInput, StopIteration):
+                continue  # they were not kept
+            batch = data.take(torch.arange(start, stop))
+            yield from _turned(f"Attacked: {row.condition}", model, data, batch, changed)
+            break
+    found = harshest(card, str(Running()))
+    named = found and re.fullmatch(r"(.+), severity (\d)", found[0])
+    if named:
+        batch = data.take(torch.arange(min(128, len(data))))
+        changed = corrupt(batch.x, named[1].replace(" ", "_"), int(named[2]), ids=batch.ids)
+        yield from _turned(f"Corrupted: {named[0]}", model, data, batch, changed)
+
+
+@torch.no_grad()
+def _turned(title: str, model: nn.Module, data: Images, batch: Batch, changed: Tensor) -> Iterator[Gallery]:
+    x, y, _ = batch
+    like = next(model.parameters())
+    with Running().lend(model, lambda n: data.take(torch.arange(n)).x) as judge:
+        before, after = (judge(one.to(like)).argmax(1).cpu() for one in (x, changed))
+    turned = ((before == y) & (after != y)).nonzero()[:SHOWN, 0]
+    if len(turned):
+        told = (y[turned].tolist(), before[turned].tolist(), after[turned].tolist())
+        yield examples(title, x[turned], changed[turned], *told, data.classes)

@@ -1,0 +1,72 @@
+"""What is gathered for a page comes from the model, the data and the store that were given."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trimtab.attacks import FGSM, Linf
+from trimtab.data import ImageSet, load
+from trimtab.evaluate import Clean, Corrupted, run, runs
+from trimtab.models import build
+from trimtab.report import gather
+from trimtab.report.tables import states
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Bright(nn.Module):
+    """Calls dark images boots and bright ones bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        light = self.scale * 10 * (x.mean((1, 2, 3)) - 0.3)
+        return torch.stack([-light, light], 1)
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    """32 images whose label is whether they are bright."""
+    drawn = load("sample", "test").subset(slice(0, 32))
+    bright = drawn.take(torch.arange(32)).x.mean((1, 2, 3)) > 0.3
+    return ImageSet(drawn.images, bright.long(), ("boot", "bag"), "bright", drawn.spec)
+
+
+def test_trials_cover_norm_states_and_batch_sizes_and_stay_out_of_the_list_of_runs(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    store = tmp_path / "store.sqlite"
+    model = build("resnet8", classes=images.classes, input=images.spec, width=4).eval()
+    card = run(model, images, [Clean()], store, name="net")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = gather(model, images, card, store, sample=32)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(states(found.trials["net"])) == 3
+    assert sorted(found.batch_sizes["net"]) == [4, 16]
+    assert not found.audits["net"].sound  # its running statistics were never trained
+    assert [one.card for one in runs(store)] == [card]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_examples_were_right_before_and_are_wrong_after(images: ImageSet, tmp_path: Path, kept: bool) -> None:
+    store = tmp_path / "store.sqlite"
+    suite = [FGSM(Linf("32/255")), Corrupted("fog", 5)]
+    card = run(Bright(), images, suite, store, keep_images=kept, insist=True)
+    found = gather(Bright(), images, card, store)
+    titles = {one.title.split(":")[0] for one in found.galleries}
+    assert titles == ({"Attacked", "Corrupted"} if kept else {"Corrupted"})
+    for gallery in found.galleries:
+        assert gallery.pictures
+        assert {picture.caption for picture in gallery.pictures} <= {"boot → bag", "bag → boot"}
+    assert not found.trials  # it has no statistics to try
