@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,6 +97,14 @@ def test_an_image_is_augmented_alike_in_every_batch() -> None:
 
     some, all_of_them = by_id(3, slice(4, 15)), by_id(23, slice(None))
     assert all(torch.equal(x, all_of_them[i]) for i, x in some.items())
+
+
+def test_augmentations_can_follow_each_other_in_any_order() -> None:
+    names = ("flip", "crop", "random-resized-crop", "augmix")
+    for pair in itertools.permutations(names, 2):
+        x = next(iter(Loader(make(), 8, augment=pair))).x
+        assert x.shape == (8, 3, 8, 8)
+        assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_epochs_augment_differently() -> None:

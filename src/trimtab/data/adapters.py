@@ -48,21 +48,16 @@ def as_set(source: Any, name: str | None = None) -> Images:
             drawn = source.sampler if source.batch_size else chain.from_iterable(source.batch_sampler or [])
             ids = torch.tensor(sorted(set(drawn)))
         return DataLoaderSet(source, ids, name or type(source.dataset).__name__)
-    if (
-        isinstance(source, tuple)
-        and len(source) == 2
-        and all(isinstance(a, Tensor | np.ndarray) for a in source)
-    ):
-        return from_arrays(torch.as_tensor(source[0]), torch.as_tensor(source[1]), name=name or "images")
+    if isinstance(source, tuple) and _is_pair(source):
+        source = [source]
     if not isinstance(source, Iterable):
-        raise BadInput(
-            f"a {type(source).__name__} is no image set; give one, a DataLoader or (images, labels)"
-        )
+        kind = type(source).__name__
+        raise BadInput(f"a {kind} is no image set; give one, a DataLoader or (images, labels)")
     batches = [_pair(batch) for batch in source]
     if not batches:
         raise BadInput("the loader gives no batches; it needs at least one image")
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return from_arrays(x, y, name=name or type(source).__name__)
+    return from_arrays(x, y, name=name or "images")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +131,15 @@ class DataLoaderSet(Images):
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     """Images (N, C, H, W), uint8 or float32, and int64 labels of a batch from someone's loader."""
-    if (
-        not isinstance(batch, tuple | list)
-        or len(batch) < 2
-        or not all(isinstance(b, Tensor) for b in batch[:2])
-    ):
+    if not _is_pair(batch):
         raise BadInput("a loader must give batches of (images, labels) as tensors")
-    x, y = batch[0], batch[1]
+    x, y = map(torch.as_tensor, batch[:2])
     return x if x.dtype == torch.uint8 else x.to(torch.float32), y.to(torch.int64)
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and len(value) >= 2
+        and all(isinstance(part, Tensor | np.ndarray) for part in value[:2])
+    )

@@ -51,7 +51,7 @@ def crop(pixels: Tensor, most: float, draw: Draw) -> Tensor:
     # A row of the result is one stretch of memory in the padded images: copy stretches, not pixels.
     rows = torch.arange(n)[:, None] * (height + 2 * pad) + top[:, None] + torch.arange(height)  # (N, H)
     starts = (rows * (width + 2 * pad) + left[:, None]) * channels
-    stretches = padded.view(-1).unfold(0, width * channels, 1)  # overlapping views, no copy
+    stretches = padded.reshape(-1).unfold(0, width * channels, 1)  # overlapping views, no copy
     return stretches.index_select(0, starts.view(-1)).view(pixels.shape)
 
 
@@ -78,12 +78,12 @@ def mixup(x: Tensor, other: Tensor, weight: float, _: np.random.Generator) -> tu
 def cutmix(x: Tensor, other: Tensor, weight: float, generator: np.random.Generator) -> tuple[Tensor, float]:
     """The box has a share of 1 - weight of the area; what of it lies outside the image is lost."""
     *_, height, width = x.shape
-    sides = (height * math.sqrt(1 - weight), width * math.sqrt(1 - weight))
-    (top, bottom), (left, right) = (
-        (max(round(middle - side / 2), 0), min(round(middle + side / 2), whole))
-        for side, whole in zip(sides, (height, width), strict=True)
-        for middle in [generator.uniform(0, whole)]
-    )
+
+    def stretch(side: int) -> tuple[int, int]:
+        middle, half = generator.uniform(0, side), side * math.sqrt(1 - weight) / 2
+        return max(round(middle - half), 0), min(round(middle + half), side)
+
+    (top, bottom), (left, right) = stretch(height), stretch(width)
     mixed = x.clone()
     mixed[..., top:bottom, left:right] = other[..., top:bottom, left:right]
     return mixed, 1 - (bottom - top) * (right - left) / (height * width)

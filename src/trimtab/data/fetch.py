@@ -133,13 +133,11 @@ def available(root: str | Path | None = None) -> dict[str, bool]:
 
 
 def _is_placed(home: Path, split: str, part: Part) -> bool:
-    path = home / f"{split}.safetensors"
-    if not path.exists():
-        return False
     try:
-        return read(path).digest == part.digests.get(split, read(path).digest)
+        digest = read(home / f"{split}.safetensors").digest
     except BadInput:
         return False
+    return digest == part.digests.get(split, digest)
 
 
 def _obtain(name: str, part: Part, folder: Path, progress: Progress, source: str | Path | None) -> Path:

@@ -136,12 +136,12 @@ def spans(count: int, size: int, start: int = 0) -> Iterator[Tensor]:
 
 def positions_of(which: Which, count: int) -> Tensor:
     """Positions as a tensor, each checked to lie within the set."""
-    if isinstance(which, slice):
-        return torch.tensor(range(count)[which], dtype=torch.int64)
-    positions = torch.as_tensor(which)
+    positions = torch.as_tensor(range(count)[which] if isinstance(which, slice) else which)
+    if positions.numel() == 0:
+        raise BadInput("a subset needs at least one image")
     if positions.dtype == torch.bool or positions.is_floating_point() or positions.ndim != 1:
         raise BadInput("a subset is given by a slice or by a list of integer positions")
-    if len(positions) and not (positions.min() >= 0 and positions.max() < count):
+    if positions.min() < 0 or positions.max() >= count:
         found = f"{int(positions.min())} to {int(positions.max())}"
         raise BadInput(f"positions must lie in 0..{count - 1}, found {found}")
     return positions.to(torch.int64)
@@ -207,13 +207,8 @@ def _check(images: ImageSet) -> None:
         if values.shape != (n,) or values.dtype != torch.int64:
             found = f"{values.dtype} {tuple(values.shape)}"
             raise BadInput(f"{images.name} needs one int64 {part} for each of its {n} images, found {found}")
-    check_labels(images.labels, images.classes, images.name)
+    low, high, classes = int(images.labels.min()), int(images.labels.max()), len(images.classes)
+    if low < 0 or high >= classes:
+        raise BadInput(f"{images.name} has labels {low} to {high}, which do not fit its {classes} classes")
     if tuple(size) != images.spec.size or channels != images.spec.channels:
         raise BadInput(f"{images.name} is {channels}x{size[0]}x{size[1]}, its InputSpec says {images.spec}")
-
-
-def check_labels(labels: Tensor, classes: Sequence[str], name: str) -> None:
-    """Refuse labels outside 0..len(classes)-1."""
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= len(classes):
-        raise BadInput(f"{name} has labels {low} to {high}, which do not fit its {len(classes)} classes")

@@ -33,7 +33,7 @@ from trimtab.types import BadInput
 
 Shows: TypeAlias = Literal["label", "next", "random", "nothing"]
 
-MOST_CLASSES = 12  # as many faint patterns there are
+MOST_CLASSES = 12  # there are as many faint patterns
 _LABEL, _ROBUST, _FAINT, _X, _Y, _RADIUS, _VALUE, _GROUND, _NOISE = range(9)  # what each draw is for
 
 
