@@ -104,6 +104,17 @@ def test_a_users_ten_line_loop_and_ours_give_the_same_weights(name: str, tmp_pat
 
 
 @every_objective
+def test_it_trains_in_bf16(name: str, tmp_path: Path) -> None:
+    run = train.fit(tiny(), images(), recipe(OBJECTIVES[name], precision="bf16-mixed"), tmp_path / "run")
+    narrow, wide = (
+        run.metrics()[0],
+        train.fit(tiny(), images(), recipe(OBJECTIVES[name]), tmp_path / "wide").metrics()[0],
+    )
+    assert narrow["loss"] != wide["loss"]
+    assert narrow["loss"] == pytest.approx(wide["loss"], rel=0.05)
+
+
+@every_objective
 @pytest.mark.parametrize("source", ["torchvision:resnet18", "timm:resnet10t"])
 def test_it_trains_networks_of_torchvision_and_timm(source: str, name: str) -> None:
     objective = OBJECTIVES[name]

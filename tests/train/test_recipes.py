@@ -9,7 +9,8 @@ import torch
 import yaml
 from torch import nn
 
-from trimtab import attacks, train
+from trimtab import attacks, models, train
+from trimtab.data import augment
 from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.recipe import Optimiser, Recipe, Schedule, read_recipe, shipped, write_recipe
 from trimtab.types import BadInput
@@ -19,6 +20,8 @@ from trimtab.types import BadInput
 def test_every_shipped_recipe_reads_and_survives_a_round_trip(name: str) -> None:
     recipe = read_recipe(name)
     assert recipe.about
+    models.parse(recipe.model)
+    augment.parsed(recipe.data.augment)
     assert read_recipe(yaml.safe_load(write_recipe(recipe))) == recipe
 
 
