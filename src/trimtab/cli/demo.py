@@ -33,14 +33,15 @@ class Demo:
         from trimtab.cli import show
 
         began = time.perf_counter()
+        from trimtab import data, report
+
         model = self._network()
         self._audit(model)
         card = self._evaluate(model)
         self._certify(model)
         page = self.out / "page.html"
-        from trimtab import report
-
-        report.page([card], page)
+        store = self.out / "store.sqlite"
+        report.page([card], page, extras=report.gather(model, data.load("sample", "test"), card, store))
         for sentence in findings(card):
             show.out.print(f"• {sentence}", markup=False, highlight=False)
         show.out.print(
@@ -98,7 +99,7 @@ class Demo:
         card = run_with_progress(
             evaluate, model, data.load("sample", "test"), suite=conditions, limit=self.limit,
             states=[Running(), PerBatch(1.0), PerBatch(0.5)], store=self.out / "store.sqlite",
-            name="demo network", command="trimtab demo",
+            name="demo network", command="trimtab demo", keep_images=True,
         )  # fmt: skip
         show.scorecard(card)
         return card

@@ -91,7 +91,7 @@ class Evaluate:
         if self.page is not None:
             from trimtab import report
 
-            report.page([card], self.page)
+            report.page([card], self.page, extras=report.gather(model, images, card, self.store))
             show.err.print(f"The page is {self.page}.", markup=False)
         return int(self.strict and not card.trusted)
 
