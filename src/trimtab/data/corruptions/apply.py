@@ -37,6 +37,8 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "saturate": digital.saturate,
 }
 
+ON_BYTES = {"jpeg_compression"}  # these take uint8 images as they are
+
 _AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
 _ALMOST = 1e-3  # of a level: what arithmetic may lose of a whole one before it is cut off
 
@@ -51,10 +53,11 @@ def corrupt(
     frost_textures: str | Path | None = None,
     table: int | None = None,
 ) -> Tensor:
-    """Images (N, C, H, W) in [0, 1] under one corruption, at severity 1 to 5: same shape, dtype and device.
+    """Images under one corruption at severity 1 to 5, of the same shape, dtype and device.
 
-    `ids` are the images' indices in their set (0..N-1 of this call if absent), `frost_textures` the folder of
-    the official pictures of ice, `table` the constants to use: 32 or 224, by the images' size if absent.
+    `x` is (N, C, H, W), in [0, 1] or uint8; `ids` are the images' indices in their set (0..N-1 of this call
+    if absent), `frost_textures` is the folder of the official pictures of ice, `table` names the constants:
+    32 or 224, by the images' size if absent.
     """
     _check(x, name, severity, table)
     listed = draws.ids_of(x, ids)
@@ -66,11 +69,9 @@ def corrupt(
     step = max(1, _AT_ONCE // (x.shape[1] * height * width))
     for start in range(0, len(x), step):
         part = slice(start, start + step)
-        levels = _levels(x[part])
+        levels = x[part] if name in ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
         chance = Chance(seed, listed[part], stream, x.device)
-        levels = FUNCTIONS[name](levels, chance, *constants, **extra)
-        levels = levels.add_(_ALMOST).floor_().clamp_(0, 255)
-        torch.div(levels.to(x.dtype), 255, out=out[part])
+        _store(FUNCTIONS[name](levels, chance, *constants, **extra), out[part])
     return out
 
 
@@ -81,15 +82,19 @@ def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
         raise BadInput(f"severity must be 1, 2, 3, 4 or 5, found {severity!r}")
     if table is not None and table not in TABLES:
         raise BadInput(f"the table of constants must be 32 or 224, found {table!r}")
-    if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 28 or not x.is_floating_point():
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 28:
         raise BadInput(
-            "images to corrupt must be floating point (N, C, H, W), of 1 or 3 channels and at least 28 x 28 "
-            f"pixels, found {x.dtype} {tuple(x.shape)}"
+            "images to corrupt must be (N, C, H, W) of 1 or 3 channels and at least 28 x 28 pixels, "
+            f"found {tuple(x.shape)}"
         )
+    if not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise BadInput(f"images to corrupt must be floating point or uint8, found {x.dtype}")
 
 
 def _levels(x: Tensor) -> Tensor:
-    """Pixels in [0, 1] as whole levels 0..255, float32, contiguous."""
+    """Pixels as whole levels 0..255, float32, contiguous."""
+    if x.dtype == torch.uint8:
+        return x.contiguous().float()
     levels = x.float().mul(255).round_().contiguous()
     low, high = (float(bound) for bound in levels.aminmax())
     if not (low >= 0 and high <= 255):  # also true of NaN
@@ -98,3 +103,15 @@ def _levels(x: Tensor) -> Tensor:
             "divide 8-bit images by 255, and leave normalisation to the model"
         )
     return levels
+
+
+def _store(levels: Tensor, out: Tensor) -> None:
+    """Cut to whole levels and write as pixels; uint8 levels are whole already."""
+    if levels.is_floating_point():
+        levels = levels.add_(_ALMOST).floor_().clamp_(0, 255)
+        if out.dtype == torch.uint8:
+            levels = levels.to(torch.int16)  # several times quicker than from float to uint8 at once
+    for pixels, values in zip(out.unbind(1), levels.unbind(1), strict=True):
+        pixels.copy_(values)  # channel by channel: twice as quick into a channels-last batch
+    if out.is_floating_point():
+        out.div_(255)

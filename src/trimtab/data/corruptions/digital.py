@@ -79,8 +79,8 @@ def pixelate(x: Tensor, chance: Chance, factor: float) -> Tensor:
     """Reduced by box averages, as Pillow takes them, and enlarged by repetition."""
     height, width = x.shape[2:]
     x = _box_means(x, int(height * factor)).transpose(2, 3).contiguous()  # rows are far quicker to pick
-    x = _repeated(_box_means(x, int(width * factor)), width).transpose(2, 3).contiguous()
-    return _repeated(x, height)
+    x = _box_means(x, int(width * factor)).to(torch.uint8)
+    return _repeated(_repeated(x, width).transpose(2, 3).contiguous(), height)
 
 
 def _repeated(x: Tensor, rows: int) -> Tensor:
@@ -112,22 +112,19 @@ def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
 
 def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
     """Through Pillow's encoder and back, large images on as many threads as torch uses."""
-    images = x.cpu().numpy()
+    images = x.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()  # (N, H, W, C)
+    coded = np.empty_like(images)
     code = partial(_through_jpeg, quality=int(quality))
     threads = torch.get_num_threads() if images[0].size >= 1 << 15 else 1
     if threads == 1:  # also for small images: most of their time is Python's, which threads cannot share
-        coded = list(map(code, images))
+        list(map(code, images, coded))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            coded = list(pool.map(code, images))
-    return torch.from_numpy(np.stack(coded)).to(x.device)
+            list(pool.map(code, images, coded))
+    return torch.from_numpy(coded).permute(0, 3, 1, 2).to(x.device)
 
 
-def _through_jpeg(planes: np.ndarray, quality: int) -> np.ndarray:
-    channels, height, width = planes.shape
-    mode, layout = ("RGB", "RGB;L") if channels == 3 else ("L", "L")  # "RGB;L": a line of each plane in turn
-    lines = planes.astype(np.uint8).swapaxes(0, 1).copy()  # (H, C, W)
+def _through_jpeg(image: np.ndarray, coded: np.ndarray, quality: int) -> None:
     file = io.BytesIO()
-    Image.frombuffer(mode, (width, height), lines, "raw", layout, 0, 1).save(file, "JPEG", quality=quality)
-    coded = Image.open(file, formats=["JPEG"]).tobytes("raw", layout)
-    return np.frombuffer(coded, np.uint8).reshape(lines.shape).swapaxes(0, 1).astype(np.float32)
+    Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(file, "JPEG", quality=quality)
+    coded[...] = np.asarray(Image.open(file, formats=["JPEG"])).reshape(image.shape)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ from trimtab.data.corruptions.apply import corrupt
 from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trimtab.data.files import placed
 from trimtab.types import BadInput
+
+_AT_ONCE = 500  # images
 
 
 def write_cifar10_c(
@@ -36,25 +37,24 @@ def write_cifar10_c(
     if len(labels) and not (labels.min() >= 0 and labels.max() <= 255):
         raise BadInput("labels must lie in 0..255, since CIFAR-10-C stores them in one byte each")
     paths = [Path(folder) / f"{name}.npy" for name in (*names, "labels")]
-    shape = (5 * len(images), *images.shape[2:], images.shape[1])
+    count, shape = len(images), (5 * len(images), *images.shape[2:], images.shape[1])
     for name, path in zip(names, paths, strict=False):
-        corrupted = partial(corrupt, name=name, seed=seed, frost_textures=frost_textures, table=table)
         with placed(path) as part:
             file = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
-            done = 0
             for severity in range(1, 6):
-                for some, ids in _pieces(images):
-                    levels = corrupted(some, severity=severity, ids=ids).mul_(255).round_()
-                    file[done : done + len(ids)] = levels.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-                    done += len(ids)
+                for start in range(0, count, _AT_ONCE):
+                    some = images[start : start + _AT_ONCE]
+                    ids = range(start, start + len(some))
+                    changed = corrupt(some, name, severity, seed, ids, frost_textures, table)
+                    here = (severity - 1) * count + start
+                    file[here : here + len(some)] = _bytes(changed)
             file.flush()
     with placed(paths[-1]) as part, open(part, "wb") as handle:
         np.save(handle, np.tile(labels.cpu().numpy().astype(np.uint8), 5))
     return paths
 
 
-def _pieces(images: Tensor, at_once: int = 500) -> Iterator[tuple[Tensor, range]]:
-    """Floating-point images with their ids, some at a time."""
-    for start in range(0, len(images), at_once):
-        some = images[start : start + at_once]
-        yield some / 255 if some.dtype == torch.uint8 else some, range(start, start + len(some))
+def _bytes(images: Tensor) -> np.ndarray:
+    """As uint8 (N, H, W, C)."""
+    levels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
+    return levels.permute(0, 2, 3, 1).cpu().numpy()
