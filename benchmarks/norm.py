@@ -1,0 +1,125 @@
+"""What steering costs: passes of a steered network against stock PyTorch, as ratios in one process.
+
+    python benchmarks/norm.py [--rounds 21] [--batch 128] [--threads 1] [--json]
+
+Each row is a training step: forward, backward and the optimiser, of ResNet-8 of width 16 on 3x32x32, and of
+ResNet-18 (torchvision's shapes) on 8x3x64x64, where small arithmetic shows most; both channels-last. Times
+are the process's own CPU time, medians of interleaved rounds: read the ratios, not the milliseconds. Exit
+code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trimtab import models, norm
+
+Pass = Callable[[], None]
+
+INVISIBLE, STEERED, APART = 1.03, 1.3, 1.1
+COLUMNS = ("network", "pass", "seconds", "ratio", "target")
+
+
+def cases(stock: nn.Module, size: int, batch: int, apart: float) -> dict[str, tuple[Pass, float | None]]:
+    """Each pass, and the ratio to the stock pass that it should not exceed."""
+    steered = norm.steer(copy.deepcopy(stock))
+    routed = norm.add_branch(copy.deepcopy(steered), "adv")
+    shapes = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, 3, size, size, generator=shapes).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,), generator=shapes)
+    shift = {
+        name: norm.Shift(*(0.1 * torch.randn(2, layer.num_features, generator=shapes)).unbind())
+        for name, layer in norm.layers(steered).items()
+    }
+
+    def train(model: nn.Module, steering: Callable[[], Any] = nullcontext) -> Pass:
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def once() -> None:
+            optimiser.zero_grad()
+            with steering():
+                F.cross_entropy(model(x), y).backward()
+            optimiser.step()
+
+        return once
+
+    def using(**knobs: Any) -> Pass:
+        model = routed if "branch" in knobs else steered
+        return train(model, lambda: norm.use(model, **knobs))
+
+    halves = [("main", batch - batch // 2), ("adv", batch // 2)]
+    many = min(16, batch // 2)
+    few = many // 2
+    second = {"shift": shift, "update": False}  # APART's second pass
+    return {
+        "stock": (train(stock), None),
+        "steered, nothing turned": (train(steered), INVISIBLE),
+        "observed": (train(steered, lambda: norm.observe(steered)), STEERED),
+        "running statistics": (using(source="running", update=False), STEERED),
+        f"{few} groups": (using(groups=few), STEERED),
+        f"{many} groups": (using(groups=many), STEERED),
+        "two branches": (using(branch=halves), STEERED),
+        "blend": (using(source="blend", rho=0.3), STEERED),
+        "shifted": (using(shift=shift), STEERED),
+        f"shifted, {few} groups, no update": (using(groups=few, **second), apart),
+        f"shifted, {many} groups, no update": (using(groups=many, **second), apart),
+    }
+
+
+def race(passes: dict[str, tuple[Pass, float | None]], rounds: int) -> dict[str, float]:
+    """Median CPU seconds of each pass, run in turns after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for _ in range(rounds + 1):
+        for name, (run, _) in passes.items():
+            began = time.process_time()
+            run()
+            times[name].append(time.process_time() - began)
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def network(name: str, **arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    net = models.build(name, classes=10, **arguments)
+    return net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--batch", type=int, default=128, help="images per pass of the ResNet-8")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+
+    rows = []
+    for title, net, size, batch, apart in (
+        ("ResNet-8 x 16", network("resnet8", width=16), 32, chosen.batch, APART),
+        ("ResNet-18", network("resnet18"), 64, 8, STEERED),
+    ):
+        passes = cases(net, size, batch, apart)
+        found = race(passes, chosen.rounds)
+        rows += [(title, name, found[name], found[name] / found["stock"], passes[name][1]) for name in passes]
+    if chosen.json:
+        print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=1))
+    else:
+        for title, name, seconds, ratio, target in rows:
+            goal = "" if target is None else f"   at most {target}"
+            print(f"{title:<14} {name:<32} {1e3 * seconds:8.1f} ms {ratio:6.3f}{goal}")
+    return int(any(target is not None and ratio > target for *_, ratio, target in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
