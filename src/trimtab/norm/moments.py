@@ -114,7 +114,7 @@ def normalise_by(
 ) -> Tensor:
     """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for a constant mu and sigma."""
     if shift is not None:
-        weight, bias = shifted(mean / (var + eps).sqrt(), weight, bias, shift)
+        weight, bias = shifted(mean, (var + eps).sqrt(), weight, bias, shift)
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
 
@@ -129,18 +129,21 @@ def scale_and_offset(
 ) -> tuple[Tensor, Tensor]:
     """The same as a map about any centre: scale (x - centre) + offset. Differentiable in mu and sigma."""
     sigma = (var + eps).sqrt()
-    gamma, beta = shifted(mean / sigma, weight, bias, shift or Shift())
+    gamma, beta = shifted(mean, sigma, weight, bias, shift or Shift())
     scale = gamma / sigma
     return scale, beta + scale * (centre - mean)
 
 
-def shifted(ratio: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift) -> tuple[Tensor, Tensor]:
-    """gamma and beta that make a layer behave as if its statistics were shifted; ratio is mu / sigma."""
-    gamma = torch.ones_like(ratio) if weight is None else weight
-    beta = torch.zeros_like(ratio) if bias is None else bias
+def shifted(
+    mean: Tensor, sigma: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift
+) -> tuple[Tensor, Tensor]:
+    """gamma and beta that make a layer behave as if its statistics were shifted."""
+    gamma = torch.ones_like(mean) if weight is None else weight
+    beta = torch.zeros_like(mean) if bias is None else bias
     if shift.sigma is not None:
         gamma = gamma * (1 + shift.sigma)
     if shift.mu is not None:
+        ratio = mean / sigma
         beta = beta - gamma * shift.mu * (ratio if shift.through else ratio.detach())
     return gamma, beta
 
