@@ -1,5 +1,6 @@
 """One process or two: the same ledger, to the byte in float64."""
 
+import pytest
 import torch
 from evaluate_nets import Net
 from torch import nn
@@ -7,12 +8,9 @@ from torch import nn
 from trimtab.attacks import PGD, Linf
 from trimtab.data.embedded import sample
 from trimtab.evaluate import Clean, Noise, Progress, Store, run
+from trimtab.types import BadInput
 
 SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=5, score="any")]
-
-
-def silent(_: Progress) -> None:
-    """A callback that another process can be given."""
 
 
 def untrained() -> nn.Module:
@@ -25,12 +23,21 @@ def ledger(store: Store) -> dict[str, dict[tuple[int, int], str]]:
     return {key: store.chunks(key) for key, _ in store.cells()}
 
 
-def test_two_processes_make_the_ledger_of_one(tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+def test_two_processes_make_the_ledger_of_one(tmp_path_factory: pytest.TempPathFactory) -> None:
     one, two = (Store(tmp_path_factory.mktemp("s") / "store.sqlite") for _ in range(2))
     few = sample().subset(slice(0, 144))  # five chunks, so that one process waits at the end
     single = run(untrained(), few, SUITE, store=one, chunk=32, batch_size=32, examine=False)
-    how = {"batch_size": 8, "processes": 2, "progress": silent}
+    told: list[Progress] = []
+    how = {"batch_size": 8, "processes": 2, "progress": told.append}
     double = run(untrained(), few, SUITE, store=two, chunk=32, examine=False, **how)
     assert double.json() == single.json()
     assert ledger(two) == ledger(one)
     assert all(len(chunks) == 5 for chunks in list(ledger(one).values())[1:4])
+    assert told[-1].done == told[-1].total
+    assert [at.done for at in told] == sorted(at.done for at in told)
+
+
+def test_bad_input_found_in_a_process_is_told_as_anywhere(store: Store) -> None:
+    x, y, _ = sample().take(torch.arange(8))
+    with pytest.raises(BadInput, match=r"labels must lie in 0\.\.9"):
+        run(untrained(), (x, y + 10), [Clean()], store=store, processes=2)

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,8 +64,8 @@ def run(
     `chunk` is how many are committed at once, and the batch where images influence each other. `keep_images`
     stores adversarial images, too (see `rescore`).
 
-    `processes` starts that many on this machine (all that is given must then be picklable). In a program that
-    is launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
+    `processes` starts that many on this machine (model and data must then be picklable). In a program that is
+    launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
     `command` are for the card: what the model is called, and how to make the card again.
 
     If the pixels turn out to be wrongly normalised, or no gradient can reach them, no robust accuracy is
@@ -85,14 +87,7 @@ def run(
         command=command,
     )
     if processes > 1 and fabric is None:
-        from lightning_fabric import Fabric
-
-        device = next(model.parameters()).device.type
-        fabric = Fabric(accelerator=device, devices=processes, strategy="ddp_spawn")
-        # Fabric copies what it is given and what comes back, and cannot copy frozen values: it gets neither.
-        return Card.read(
-            fabric.launch(partial(_in_a_process, data=data, plan=plan, progress=progress), model)
-        )
+        return _in_processes(processes, model, data, plan, progress)
     return _carry_out(fabric, model, data, plan, progress)
 
 
@@ -118,8 +113,41 @@ class _Plan:
         return list(dict.fromkeys(budget for budget in tried if budget and self.examine))
 
 
-def _in_a_process(fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> str:
-    return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json()
+def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> Card:
+    """Start processes, listen to the first one's progress, and return its card."""
+    from lightning_fabric import Fabric
+
+    news: Any = get_context("spawn").SimpleQueue()
+    listener = Thread(target=_relay, args=(news, progress), daemon=True)
+    listener.start()
+    device = next(model.parameters(), torch.empty(0)).device.type
+    fabric = Fabric(accelerator=device, devices=count, strategy="ddp_spawn")
+    # Fabric copies its arguments and what comes back, and cannot copy frozen values: so it gets none.
+    work = partial(_in_a_process, data=data, plan=plan, progress=news.put if progress else None)
+    try:
+        card, problem = fabric.launch(work, model)
+    finally:
+        news.put(None)
+        listener.join()
+    if problem:
+        raise BadInput(problem)
+    return Card.read(card)
+
+
+def _in_a_process(
+    fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
+) -> tuple[str, str]:
+    """The card as text, or what was wrong with the input."""
+    try:
+        return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json(), ""
+    except BadInput as problem:
+        return "", str(problem)
+
+
+def _relay(news: Any, progress: Tell | None) -> None:
+    while (told := news.get()) is not None:
+        if progress:
+            progress(told)
 
 
 def _carry_out(

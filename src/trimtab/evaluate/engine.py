@@ -26,6 +26,7 @@ from trimtab.evaluate.conditions import IMAGES, Columns, Condition
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import Span, Store
 from trimtab.measure.accuracy import Accuracy
+from trimtab.types import BadInput
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -117,25 +118,34 @@ def measure(cell: Cell, told: Told | None = None) -> Columns:
         with cell.state.lend(subject.model, lambda n: _first(cell, n)) as module:
             for i in range(0, len(missing), world):
                 turn = missing[i : i + world]
-                mine = _measured(cell, module, turn[rank]) if rank < len(turn) else None
-                for span, columns in zip(turn, _gather(fabric, mine), strict=False):
+                found = _gather(fabric, _measured(cell, module, turn[rank]) if rank < len(turn) else None)
+                for span, columns in zip(turn, found, strict=False):
+                    if isinstance(columns, BadInput):
+                        continue
                     subject.store.commit(cell.key, cell.about, span, columns)
                     ledger[span] = _without_images(columns)
                     count += Accuracy.of(columns["correct"])
                     if told:
                         told(cell, span[1] - span[0], count)
+                # What one process cannot use, all of them stop at; the others' chunks are kept.
+                problem = _broadcast(fabric, next((one for one in found if isinstance(one, BadInput)), None))
+                if problem:
+                    raise problem
     return _broadcast(fabric, _joined([ledger[span] for span in cell.spans]) if rank == 0 else None)
 
 
-def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns:
-    """One chunk, in batches of any size unless its images belong together."""
+def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns | BadInput:
+    """One chunk, in batches of any size unless its images belong together; or why it cannot be measured."""
     start, stop = span
     size = stop - start if cell.coupled else cell.subject.batch_size
-    with chance(cell.seed, start):
-        parts = [
-            cell.condition.columns(module, cell.subject.batch(at, min(at + size, stop)), cell.seed)
-            for at in range(start, stop, size)
-        ]
+    try:
+        with chance(cell.seed, start):
+            parts = [
+                cell.condition.columns(module, cell.subject.batch(at, min(at + size, stop)), cell.seed)
+                for at in range(start, stop, size)
+            ]
+    except BadInput as problem:
+        return problem
     columns = {name: values.detach().cpu() for name, values in _joined(parts).items()}
     return columns if cell.subject.keep_images else _without_images(columns)
 
