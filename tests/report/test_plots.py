@@ -11,7 +11,6 @@ import torch
 import vl_convert
 from PIL import Image
 
-from trimtab.certify import Curve
 from trimtab.report import pictures, plots
 from trimtab.types import BadInput
 
@@ -20,10 +19,7 @@ SERIES = {"first": {10: SPREAD, 20: 0.4, 100: 0.3}, "second": {10: 0.6, 100: 0.5
 CHARTS: dict[str, Callable[[], plots.Chart]] = {
     "iterations": lambda: plots.iteration_curve(SERIES),
     "certified": lambda: plots.certified_accuracy(
-        [
-            Curve("first", (0.0, 0.5), (0.8, 0.2), (0.25, 0.25), 100),
-            Curve("second", (0.0, 0.5), (0.9, 0.4), None, 100),
-        ]
+        {"first": {0.0: 0.8, 0.5: 0.2}, "second": {0.0: 0.9, 0.5: 0.4}}, envelopes=["second"]
     ),
     "rho": lambda: plots.rho_curve({"first": {0: 0.1, 1: SPREAD}, "second": {0: 0.2}}),
     "batch": lambda: plots.batch_size_curve({"first": {8: SPREAD}, "second": {64: SPREAD}}),
@@ -65,7 +61,7 @@ def test_shares_are_drawn_in_percent() -> None:
 
 def test_an_envelope_is_dashed_and_a_certificate_is_not() -> None:
     both = vl_convert.vegalite_to_svg(CHARTS["certified"]().to_dict())
-    only = plots.certified_accuracy([Curve("first", (0.0, 0.5), (0.8, 0.2), (0.25, 0.25), 100)])
+    only = plots.certified_accuracy({"first": {0.0: 0.8, 0.5: 0.2}})
     assert 'stroke-dasharray="5,4"' in both
     assert 'stroke-dasharray="5,4"' not in vl_convert.vegalite_to_svg(only.to_dict())
 

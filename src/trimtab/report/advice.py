@@ -11,13 +11,15 @@ Where didn't it help? A state that gained nothing is not advised, and the scorec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.evaluate import Card
 from trimtab.report.tables import DISTURBED, Estimate, difference, estimates, mean, points, states
 
-GROUPS = {"on unchanged images": ("clean",), "on disturbed images": DISTURBED, "under attack": ("attack",)}
+ATTACKED = "under attack"
+GROUPS = {"on unchanged images": ("clean",), "on disturbed images": DISTURBED, ATTACKED: ("attack",)}
+"""Kinds of conditions, by what advice calls them; a gain is the mean over them."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class Advice:
     what: str
     """What to do, in a clause."""
     gain: str
-    """The measured gain, in a sentence."""
+    """The measured gain."""
     price: str
-    """What it costs, measured where there is a number."""
+    """What it costs; numbers are measured."""
     command: str
     """How to do it, as Python; empty if this state has no short way."""
     size: float
@@ -74,38 +76,33 @@ def advice(card: Card, batch_sizes: Mapping[int, Card] | None = None) -> tuple[A
     """
     best: dict[str, Advice] = {}
     for state in states(card)[1:]:
-        family = re.split(r"[\d(]", state)[0] if not state.startswith("branch ") else state
-        for found in _advice_on(card, state, batch_sizes or {}):
-            if family not in best or found.size > best[family].size:
-                best[family] = found
+        found = _advice_on(card, state, batch_sizes or {})
+        family = state if state.startswith("branch ") else re.split(r"[\d(]", state)[0]
+        if found and (family not in best or found.size > best[family].size):
+            best[family] = found
     return tuple(sorted(best.values(), key=lambda one: -one.size))
 
 
-def _advice_on(card: Card, state: str, batch_sizes: Mapping[int, Card]) -> Iterator[Advice]:
+def _advice_on(card: Card, state: str, batch_sizes: Mapping[int, Card]) -> Advice | None:
     gaps = gains(card, state)
-    flagged = [flag.name for flag in card.flags if flag.state == state]
-    helped = {
-        group: gap
-        for group, gap in gaps.items()
-        if gap.sure > 0 and not (group == "under attack" and flagged)
-    }
+    flags = [flag.name for flag in card.flags if flag.state == state]
+    helped = {g: gap for g, gap in gaps.items() if gap.sure > 0 and not (flags and g == ATTACKED)}
     if not helped:
-        return
-    way, words = _way(state)
+        return None
     first = max(helped, key=lambda group: helped[group].value)
-    gain = f"{points(helped[first])} {first}"
-    if first == "on disturbed images":
-        gain += _over(card, state)
-    paid = [f"{points(gap)} {group}" for group, gap in gaps.items() if group != first]
-    if flagged and "under attack" in gaps:
-        paid[-1] += f", which this state's flags ({', '.join(flagged)}) forbid to count"
-    price = "; ".join([*paid, *([way.price.format(**words)] if way else [])])
-    if way and "per batch" in state:
-        gain += _from_which(batch_sizes, state, first)
-    yield Advice(
+    doubt = f", which this state's flags ({', '.join(flags)}) forbid to count" if flags else ""
+    price = [
+        f"{points(gap)} {group}{doubt if group == ATTACKED else ''}"
+        for group, gap in gaps.items()
+        if group != first
+    ]
+    way, words = _way(state)
+    if way:
+        price.append(way.price.format(**words))
+    return Advice(
         what=way.what.format(**words) if way else f"Normalise as in “{state}”",
-        gain=f"{gain}.",
-        price=f"{price[:1].upper()}{price[1:]}." if price else "No other accuracy was measured.",
+        gain=f"{points(helped[first])} {first}{_from_which(batch_sizes, state, first)}",
+        price="; ".join(price) or "no other accuracy was measured",
         command=way.command.format(**words) if way else "",
         size=helped[first].value,
     )
@@ -142,11 +139,6 @@ def _from_which(batch_sizes: Mapping[int, Card], state: str, group: str) -> str:
     if smallest is None:
         return f"; of batches of {sizes}, not even the largest gained for certain"
     return f"; it pays from batches of {smallest} (tried: {sizes})"
-
-
-def _over(card: Card, state: str) -> str:
-    here = sum(kind in DISTURBED for kind, _ in estimates(card, state))
-    return f", mean of {here} kinds" if here > 1 else ""
 
 
 def _way(state: str) -> tuple[_Way | None, dict[str, str]]:

@@ -7,25 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from trimtab.certify import Curve
 from trimtab.evaluate import Card
-from trimtab.report import plots
-from trimtab.report.tables import (
-    DISTURBED,
-    ITERATION,
-    RADIUS,
-    REFERENCE,
-    Estimate,
-    brief,
-    curve,
-    estimates,
-    mean,
-    names,
-    short,
-    states,
-)
-from trimtab.report.tables import comparison as compared
-from trimtab.report.tables import grid as gridded
+from trimtab.report import plots, tables
+from trimtab.report.tables import Estimate, brief, estimates, names, states
 
 Points = TypeVar("Points")
 
@@ -41,7 +25,10 @@ def charts(cards: Sequence[Card], batch_sizes: Mapping[str, Mapping[int, Card]])
 
 
 def _overview(cards: Sequence[Card]) -> Iterator[plots.Chart]:
-    drawn = short(gridded(cards[0]) if len(cards) == 1 else compared([_reference(card) for card in cards]))
+    if len(cards) == 1:
+        drawn = tables.short(tables.grid(cards[0]))
+    else:
+        drawn = tables.comparison([_reference(card) for card in cards])
     shortened = [brief(line.name) for line in drawn.lines]
     clear = len(set(shortened)) == len(shortened)
     called = shortened if clear else [line.name for line in drawn.lines]
@@ -61,7 +48,7 @@ def _iterations(cards: Sequence[Card]) -> Iterator[plots.Chart]:
     by_attack: dict[str, dict[str, dict[float, float]]] = {}
     for name, card in _shown(cards):
         for row in card.rows:
-            points = curve(row, ITERATION)
+            points = tables.curve(row, tables.ITERATION)
             if len(points) > 1:
                 by_attack.setdefault(row.condition, {}).setdefault(_series(cards, name, row.state), points)
     for attack, series in by_attack.items():
@@ -70,17 +57,14 @@ def _iterations(cards: Sequence[Card]) -> Iterator[plots.Chart]:
 
 
 def _certified(cards: Sequence[Card]) -> Iterator[plots.Chart]:
-    curves = []
+    series = {}
     for name, card in _shown(cards):
         for row in card.rows:
-            points = curve(row, RADIUS)
+            points = tables.curve(row, tables.RADIUS)
             if points:
-                label = f"{_series(cards, name, row.state)}: {row.condition}"
-                curves.append(
-                    Curve(label, tuple(points), tuple(points.values()), (0.0,) * len(points), row.n)
-                )
-    for start in range(0, len(curves), len(plots.PALETTE)):
-        yield plots.certified_accuracy(curves[start : start + len(plots.PALETTE)])
+                series[f"{_series(cards, name, row.state)}: {row.condition}"] = points
+    for part in _eights(series):
+        yield plots.certified_accuracy(part)
 
 
 def _corruptions(cards: Sequence[Card]) -> Iterator[plots.Chart]:
@@ -104,8 +88,8 @@ def _rhos(cards: Sequence[Card]) -> Iterator[plots.Chart]:
         }
         if len(at) < 2:
             continue
-        if REFERENCE in states(card):
-            at[0.0] = REFERENCE
+        if tables.REFERENCE in states(card):
+            at[0.0] = tables.REFERENCE
         series: dict[str, dict[float, plots.Point]] = {}
         for rho, state in at.items():
             for group, estimate in _groups(card, state).items():
@@ -127,8 +111,10 @@ def _batch_sizes(batch_sizes: Mapping[str, Mapping[int, Card]]) -> Iterator[plot
 
 def _groups(card: Card, state: str) -> dict[str, Estimate]:
     found = estimates(card, state)
-    kinds = {"unchanged": ("clean",), "disturbed": DISTURBED, "attacked": ("attack",)}
-    held = {group: mean(e for (kind, _), e in found.items() if kind in of) for group, of in kinds.items()}
+    kinds = {"unchanged": ("clean",), "disturbed": tables.DISTURBED, "attacked": ("attack",)}
+    held = {
+        group: tables.mean(e for (kind, _), e in found.items() if kind in of) for group, of in kinds.items()
+    }
     return {group: e for group, e in held.items() if e}
 
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import altair as alt
 
-from trimtab.certify import Curve
 from trimtab.types import BadInput
 
 Point: TypeAlias = "float | tuple[float, float, float]"
@@ -36,13 +35,13 @@ def iteration_curve(series: Series, title: str = "Accuracy over the attack's ite
     return _lines(series, "iterations", "iterations (log scale)", ACCURACY, title, about, log=True)
 
 
-def certified_accuracy(curves: Sequence[Curve], title: str = "Certified accuracy over the radius") -> Chart:
-    """The share of images that no change within an l2 radius can turn; an envelope is dashed."""
-    series = {c.label: dict(zip(c.radii, c.accuracy, strict=True)) for c in curves}
-    dashed = [c.label for c in curves if not c.certified]
+def certified_accuracy(
+    series: Series, envelopes: Sequence[str] = (), title: str = "Certified accuracy over the radius"
+) -> Chart:
+    """The share of images that no change within an l2 radius can turn; envelopes are dashed."""
     about = "Lines of the share of images that are certified at each l2 radius."
-    return _lines(series, "radius", "l2 radius (pixels in 0..1)", "certified accuracy (%)", title, about,
-                  dashed=dashed)  # fmt: skip
+    axes = ("radius", "l2 radius (pixels in 0..1)", "certified accuracy (%)")
+    return _lines(series, *axes, title, about, dashed=envelopes)
 
 
 def rho_curve(series: Series, title: str = "How much of the batch's statistics to take") -> Chart:
@@ -66,7 +65,7 @@ def usefulness_against_ligs(
 ) -> Chart:
     """The path of each training in the plane of (LIGS, accuracy), one point per epoch."""
     rows = [
-        {"series": name, "epoch": epoch, "LIGS": _round(ligs), "value": _percent(accuracy)}
+        {"series": name, "epoch": epoch, "LIGS": round(ligs, 4), "value": _percent(accuracy)}
         for name, path in runs.items()
         for epoch, (ligs, accuracy) in enumerate(path, start=1)
     ]
@@ -188,14 +187,14 @@ def _lines(
     identity = _identity(list(series))
     line = base.mark_line(strokeWidth=2).encode(y=y, color=identity["color"])
     if dashed:
-        ends = alt.FieldOneOfPredicate(field="series", oneOf=list(dashed))
-        line = line.encode(strokeDash=alt.condition(ends, alt.value([5, 4]), alt.value([1, 0])))
+        among = alt.FieldOneOfPredicate(field="series", oneOf=list(dashed))
+        line = line.encode(strokeDash=alt.condition(among, alt.value([5, 4]), alt.value([1, 0])))
     dots = base.mark_point(filled=True, size=60, opacity=1).encode(y=y, **identity)
-    if any("low" in row for row in rows):
-        band = base.mark_area(opacity=0.15).encode(y=y.copy(), color=identity["color"])
-        band = band.encode(y=alt.Y("low:Q", title=y_title, scale=alt.Scale(domainMin=0)), y2="high:Q")
-        return _layered(line, dots, band)
-    return _layered(line, dots)
+    if not any("low" in row for row in rows):
+        return _layered(line, dots)
+    ends = alt.Y("low:Q", title=y_title, scale=alt.Scale(domainMin=0))
+    band = base.mark_area(opacity=0.15).encode(y=ends, y2="high:Q", color=identity["color"])
+    return _layered(line, dots, band)
 
 
 def _base(rows: list[dict[str, Any]], title: str, about: str, height: int = HEIGHT) -> alt.Chart:
@@ -251,7 +250,3 @@ def _spread(point: Point) -> dict[str, float]:
 
 def _percent(share: float) -> float:
     return round(100 * share, 2)
-
-
-def _round(value: float) -> float:
-    return round(value, 4)

@@ -18,6 +18,7 @@ FLAGS = {
     "normalisation": "The pixels do not arrive as in training; until that is mended, no number counts.",
     "probabilities": "The model returns probabilities; attacks climb logits, and on these get stuck.",
     "no gradient": "For some images the loss has no slope to climb, so gradient attacks stand still.",
+    "cut": "The model cuts the gradient off before it reaches the image, so gradient attacks cannot start.",
     "weak attack": "One step breaks more than many steps. That cannot be unless the many steps are misled.",
     "one step": "One step breaks far less than many: the model is fitted to single-step attacks.",
     "steps": "More iterations break fewer images. A sound attack can only gain from more.",
@@ -69,8 +70,8 @@ def _under_stress(card: Card, state: str) -> str:
         parts.append(
             f"the strongest attack measured, “{brief(attack[0])}”, leaves {percent(attack[1].value)}"
         )
-    elif any(flag.name in trust.STOPS for flag in card.flags):
-        parts.append("no attack was tried, because the pixels arrive wrongly normalised")
+    elif stopped := [flag.name for flag in card.flags if flag.name in trust.STOPS and flag.state == state]:
+        parts.append(f"no attack was tried, because the trust card stopped it ({_list(stopped)})")
     if disturbance:
         parts.append(f"the harshest disturbance, “{disturbance[0]}”, leaves {percent(disturbance[1].value)}")
     said = ", and ".join(parts) or "neither attacks nor disturbances were measured"
