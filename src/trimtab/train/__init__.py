@@ -1,6 +1,7 @@
 """Training: every objective of the papers, in your own loop or in ours.
 
 base         the caller of every objective          two_player   APART's and SAM's common scheme
+processes    means and wholes over several of them
 standard     Standard          gaussian  Gaussian   adversarial  Adversarial      mixture  Mixture, AdvProp
 advbn        AdvBN             apart     Apart      sam          SAM              ligs     LIGS
 recipe       a run as a frozen value                reader       YAML to frozen values, strictly

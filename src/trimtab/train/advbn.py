@@ -30,8 +30,9 @@ from trimtab import draws, norm
 from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut
-from trimtab.train.base import Objective, Parts, Passes, Step, average, bare, cross_entropy
+from trimtab.train.base import Objective, Parts, Passes, Step, bare, cross_entropy
 from trimtab.train.mixture import require_branch
+from trimtab.train.processes import average
 from trimtab.types import BadInput
 
 _RANDOM = 14  # what the random draw is for

@@ -30,7 +30,9 @@ from torch import Tensor, nn
 
 from trimtab import draws, norm
 from trimtab.attacks import RandomSign
-from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy, gather, rank, world_size
+from trimtab.norm.synchronise import world_size
+from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
+from trimtab.train.processes import gather, rank
 from trimtab.train.two_player import Attacker, climb_weights, play
 from trimtab.types import BadInput
 

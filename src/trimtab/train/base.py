@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -152,33 +151,3 @@ def own_gradients(model: nn.Module) -> Iterator[list[nn.Parameter]]:
         for p, grad in zip(trained, before, strict=True):
             if grad is not None:
                 p.grad = grad if p.grad is None else grad.add_(p.grad)
-
-
-@torch.no_grad()
-def average(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors by their means over all processes, in one exchange; alone, nothing happens."""
-    processes = world_size()
-    if processes > 1 and tensors:
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        torch.distributed.all_reduce(flat)
-        for t, mean in zip(tensors, flat.div_(processes).split([t.numel() for t in tensors]), strict=True):
-            t.copy_(mean.view(t.shape))
-
-
-@torch.no_grad()
-def gather(x: Tensor) -> Tensor:
-    """The batches of all processes as one, in the order of their ranks."""
-    if world_size() == 1:
-        return x
-    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())]
-    torch.distributed.all_gather(found, x.contiguous())
-    return torch.cat(found)
-
-
-def world_size() -> int:
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if ready else 1
-
-
-def rank() -> int:
-    return torch.distributed.get_rank() if world_size() > 1 else 0

@@ -30,9 +30,9 @@ from trimtab import draws, norm
 from trimtab.data import Batch, Images
 from trimtab.data.loader import Loader
 from trimtab.train import checkpoint, runs
-from trimtab.train.base import average
 from trimtab.train.checkpoint import Progress
 from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.processes import average
 from trimtab.train.recipe import Recipe, read_recipe
 from trimtab.train.runs import Run
 from trimtab.train.start import Engine, loader_for, network, prepared, training_sets

@@ -24,6 +24,7 @@ from torch import nn
 
 from trimtab import norm
 from trimtab.data.files import placed
+from trimtab.models import Pixels
 from trimtab.models import save as save_model
 from trimtab.train.recipe import Recipe, read_recipe, write_recipe
 from trimtab.types import BadInput
@@ -85,8 +86,9 @@ def existing(folder: str | Path) -> Run:
 
 def finish(run: Run, model: nn.Module, provenance: Mapping[str, Any]) -> Run:
     """Write the trained network: ours, and stock per branch."""
-    for branch in _branches(model):
-        stock = norm.release(copy.deepcopy(getattr(model, "net", model)), branch)
+    net = model.net if isinstance(model, Pixels) else model
+    for branch in _branches(net):
+        stock = norm.release(copy.deepcopy(net), branch)
         with placed(run.folder / "stock" / f"{branch}.pt") as part:
             torch.save({key: value.cpu().contiguous() for key, value in stock.state_dict().items()}, part)
     save_model(model, run.folder, provenance)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +78,4 @@ def _added(parameters: Sequence[nn.Parameter], deltas: Sequence[Tensor]) -> Iter
 
 def not_last(backward: Backward) -> Backward:
     """A backward pass whose gradient will be read, whatever the objective inside takes it for."""
-    return partial(_not_last, backward)
-
-
-def _not_last(backward: Backward, loss: Tensor, last: bool) -> None:
-    backward(loss, False)
+    return lambda loss, last: backward(loss, False)

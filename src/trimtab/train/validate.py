@@ -12,7 +12,7 @@ from torch import nn
 from trimtab import norm
 from trimtab.data import Batch, Images
 from trimtab.measure import Accuracy, accuracy
-from trimtab.train.base import average
+from trimtab.train.processes import average
 from trimtab.train.recipe import Recipe
 
 BATCH = 256
