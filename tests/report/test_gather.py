@@ -53,7 +53,7 @@ def test_trials_cover_norm_states_and_batch_sizes_and_stay_out_of_the_list_of_ru
     found = gather(model, images, card, store, sample=32)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(states(found.trials["net"])) == 3
-    assert sorted(found.batch_sizes["net"]) == [4, 16]
+    assert sorted(found.batch_sizes["net"]) == [8, 16]
     assert not found.audits["net"].sound  # its running statistics were never trained
     assert [one.card for one in runs(store)] == [card]
 

@@ -4,7 +4,7 @@ Audit       the normalisation layers, compared with the sample
 Trial       clean and disturbed images under running, per-batch and frozen statistics: what advice rests on
             if the card itself knows only one norm state; batches of several sizes say how large one must be
 Examples    images that an attack turned (if they were kept) and that the harshest corruption turned
-Cost        about 60 forward passes over the sample; no gradients
+Cost        about 40 forward passes over the sample; no gradients
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trimtab.report.tables import names
 from trimtab.report.words import harshest
 from trimtab.types import BadInput
 
-BATCHES = (4, 16, 64)
+BATCHES = (8, 16, 64)
 """Batch sizes that are tried."""
 SHOWN = 6
 """Examples of each kind."""
@@ -59,16 +59,18 @@ def gather(
     if not any(layer.kind == "batch" for layer in audit.layers):
         return Extras(audits={name: audit}, galleries=tuple(_galleries(model, held, card, store)))
     path = Path(store.path if isinstance(store, Store) else store)
-    tried: list[Condition] = [Clean(), Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE)]
+    disturbed: list[Condition] = [Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE)]
 
-    def trial(states: Sequence[NormState], chunk: int) -> Card:
+    def trial(tried: Sequence[Condition], states: Sequence[NormState], chunk: int) -> Card:
         beside = path.with_name("trials.sqlite")
         return run(model, held, tried, beside, limit=n, states=states, chunk=chunk, name=card.model)
 
+    by_size = {size: trial(disturbed[:3], (Running(), PerBatch()), size) for size in BATCHES if 2 * size <= n}
+
     return Extras(
         audits={name: audit},
-        trials={name: trial((Running(), PerBatch(), Frozen(images=n)), n)},
-        batch_sizes={name: {size: trial((Running(), PerBatch()), size) for size in BATCHES if size < n}},
+        trials={name: trial([Clean(), *disturbed], (Running(), PerBatch(), Frozen(images=n)), n)},
+        batch_sizes={name: by_size},
         galleries=tuple(_galleries(model, held, card, store)),
     )
 
