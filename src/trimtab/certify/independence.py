@@ -25,12 +25,8 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
 
     The same images are run twice, then beside other companions, then by themselves.
     """
-    dark, noise = (
-        torch.zeros_like(images),
-        torch.rand(images.shape, generator=torch.Generator().manual_seed(0)),
-    )
-    beside_dark = torch.cat([images, dark])
-    beside_noise = torch.cat([images, noise.to(images)])
+    noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(1)).to(images)
+    beside_dark, beside_noise = (torch.cat([images, others]) for others in (torch.zeros_like(images), noise))
     first = _logits(model, beside_dark)
     again, moved, alone = _logits(model, beside_dark), _logits(model, beside_noise), _logits(model, images)
 
@@ -41,7 +37,7 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
     coarse = max(ROUNDING_OF_SIZES, 16 * torch.finfo(first.dtype).eps)
     if max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / coarse) > scale:
         raise BadInput(
-            f"the model's output for an image depends on the other images of its batch, which voids any "
+            "the model's output for an image depends on the other images of its batch, which voids any "
             f"certificate; {REMEDY}"
         )
     return first.shape[1]
