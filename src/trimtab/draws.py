@@ -30,6 +30,11 @@ def key(*parts: int) -> int:
     return state
 
 
+def purpose(name: str, index: int = 0) -> int:
+    """A `draw` that no other purpose shares, by what it is for (and a count, such as the restart)."""
+    return key(*name.encode(), index)
+
+
 def generator(seed: int, id: int = 0, draw: int = 0) -> torch.Generator:
     """A CPU generator for one image and one purpose (`draw`)."""
     return torch.Generator().manual_seed(key(seed, id, draw))

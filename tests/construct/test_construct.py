@@ -11,7 +11,7 @@ from torch import nn
 
 from trimtab import construct, data, models
 from trimtab.construct import AdvBNImages, Autoencoder, FeatureMatch, Relabelled, train_decoder
-from trimtab.construct.features import StraightThrough, straight_through
+from trimtab.construct.features import straight_through
 from trimtab.data import ImageSet
 from trimtab.types import BadInput, InputSpec
 
@@ -55,16 +55,27 @@ def test_the_start_is_another_image_of_the_set(model, images):
     assert len(set(distance.argmin(1).tolist())) == 8
 
 
+class SharedRelu(nn.Module):
+    """One ReLU module called twice, and a functional one at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x):
+        return torch.relu(self.b(self.relu(self.a(x))))
+
+
 def test_gradients_pass_straight_through_the_last_relu_only():
-    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU())
-    through = straight_through(net, torch.rand(1, 2))
-    assert isinstance(through[3], StraightThrough)
-    assert isinstance(through[1], nn.ReLU)
-    z = torch.tensor([-1.0, 2.0], requires_grad=True)
-    out = StraightThrough()(z)
-    assert torch.equal(out, torch.tensor([0.0, 2.0]))
-    out.sum().backward()
-    assert torch.equal(z.grad, torch.ones(2))
+    torch.manual_seed(0)
+    net = SharedRelu().double()
+    traced = torch.fx.symbolic_trace(net)
+    through = straight_through(traced)
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(through(x), net(x))
+    (grad,) = torch.autograd.grad(through(x).sum(), x)
+    inner = (net.a(x) > 0).double() * net.b.weight.sum(0)  # by hand: the last ReLU as the identity
+    torch.testing.assert_close(grad, inner @ net.a.weight)
 
 
 def test_relabelled_images_stay_near_and_are_read_as_their_new_label(model, images):
@@ -118,6 +129,24 @@ class Counting:
 
         Spy.__name__ = type(method).__name__
         return Spy(**{field.name: getattr(method, field.name) for field in fields(method)})
+
+
+def test_a_finished_set_is_not_repeated_and_another_not_overwritten(model, images, tmp_path):
+    calls = []
+    method = Relabelled(steps=1)
+    out = construct.build(method, model, images, tmp_path / "set.v1")
+    assert out.name == "set.v1.npz"
+    assert construct.build(Counting(method, calls), model, images, tmp_path / "set.v1") == out
+    assert calls == []
+    with pytest.raises(BadInput, match="another set"):
+        construct.build(Relabelled(steps=2), model, images, tmp_path / "set.v1")
+
+
+def test_the_model_of_an_autoencoder_keeps_its_modes_and_flags():
+    net = models.wrap(models.build("resnet8", classes=4, width=4), InputSpec((16, 16))).train()
+    Autoencoder.of(net, "net.layer1")
+    assert all(m.training for m in net.modules())
+    assert all(p.requires_grad for p in net.parameters())
 
 
 def test_a_built_set_loads_as_data_with_its_provenance(model, images, tmp_path):

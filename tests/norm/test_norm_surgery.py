@@ -201,8 +201,8 @@ def test_a_layer_without_parameters_or_statistics_is_swapped() -> None:
     assert type(norm.swap(model, "gn")[0]) is nn.GroupNorm  # type: ignore[index]
 
 
-def test_group_normalisation_takes_the_largest_fitting_number_of_groups() -> None:
-    for channels, groups in ((64, 32), (48, 24), (20, 20), (37, 1), (33, 11)):
+def test_group_normalisation_takes_most_groups_that_leave_two_channels_in_each() -> None:
+    for channels, groups in ((128, 32), (64, 32), (48, 24), (20, 10), (33, 11), (37, 1), (2, 1), (1, 1)):
         made: Any = norm.make("gn", channels)
         assert made.num_groups == groups
 

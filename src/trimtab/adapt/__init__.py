@@ -7,8 +7,8 @@
 The model given is never touched: each returns a module of its own.
 """
 
-from trimtab.adapt.frozen import frozen
+from trimtab.adapt.frozen import frozen, frozen_under_noise
 from trimtab.adapt.per_batch import PerBatch, per_batch
 from trimtab.adapt.stream import Stream, stream
 
-__all__ = ["PerBatch", "Stream", "frozen", "per_batch", "stream"]
+__all__ = ["PerBatch", "Stream", "frozen", "frozen_under_noise", "per_batch", "stream"]

@@ -10,10 +10,12 @@ Careful   the images must be out of the attacker's reach. The paper takes noisy 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from trimtab import norm
+from trimtab import draws, norm
 from trimtab.adapt.per_batch import steered_copy
 from trimtab.types import BadInput
 
@@ -27,8 +29,9 @@ def frozen(
     is an ordinary model, to be saved, loaded and released like any other; where its statistics come from
     is in `.provenance` (give `provenance` to say what the images were).
     """
-    if len(images) == 0:
-        raise BadInput("adapting needs at least one image, found none")
+    if len(images) == 0 or not images.is_floating_point():
+        found = "none" if len(images) == 0 else str(images.dtype)
+        raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {found}")
     copied = steered_copy(model)
     like = next(copied.parameters())
     steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False)
@@ -39,3 +42,18 @@ def frozen(
     what = provenance or "images"
     copied.provenance = f"frozen on {len(images)} {what} (rho={rho:g})"  # type: ignore[assignment]
     return copied
+
+
+def frozen_under_noise(
+    model: nn.Module,
+    images: Tensor,
+    sigma: float,
+    seed: int = 0,
+    ids: Tensor | Sequence[int] | None = None,
+    rho: float = 1.0,
+    blend_of: str = "std",
+    what: str = "images",
+) -> nn.Module:
+    """`frozen` on images with Gaussian noise as certification draws it: in pixels, not clipped."""
+    noise = draws.normal(images, seed, draws.ids_of(images, ids), draws.purpose("adaptation noise"))
+    return frozen(model, images + sigma * noise, rho, blend_of, f"noisy {what} (sigma {sigma:g})")

@@ -35,6 +35,8 @@ class Mark(NamedTuple):
 
     statistics: norm.Snapshot
     seen: int
+    predicted: tuple[int, ...] = ()
+    entropies: tuple[float, ...] = ()
 
 
 class Stream(nn.Module):
@@ -61,6 +63,10 @@ class Stream(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 0 or not bool(x.isfinite().all()):
+            raise BadInput(
+                "a stream learns from every image: give at least one, and none with NaN or infinity"
+            )
         rho = len(x) / (self.prior + self.seen + len(x))
         steering = norm.use(self.model, source="blend", rho=rho, blend_of="pooled", update=False)
         with steering, norm.observe(self.model) as batch:
@@ -71,14 +77,14 @@ class Stream(nn.Module):
         return z
 
     def snapshot(self) -> Mark:
-        return Mark(norm.snapshot(self.model), self.seen)
+        return Mark(norm.snapshot(self.model), self.seen, tuple(self._predicted), tuple(self._entropies))
 
     def rollback(self, mark: Mark) -> None:
         """Go back to a `snapshot`."""
         norm.restore(self.model, mark.statistics)
         self.seen = mark.seen
-        self._predicted.clear()
-        self._entropies.clear()
+        self._predicted = deque(mark.predicted, maxlen=WINDOW)
+        self._entropies = deque(mark.entropies, maxlen=WINDOW)
 
     def reset(self) -> None:
         """Forget the stream: the source's statistics again. Call it when the domain changes."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from trimtab import draws
 from trimtab.attacks.base import Attack, Outcome, Victim
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, loss_named
 from trimtab.types import BadInput, Budget, Linf
 
 _ALPHA, _RHO = 0.75, 0.75
-_START = 11  # what a random draw is for
 
 Ascended = Callable[[Tensor, Tensor], Tensor]
 """(logits, rows) -> one loss per image; `rows` are the images' places in the victim's batch."""
@@ -109,26 +109,26 @@ def ascend(victim: Victim, before: Outcome, loss: Ascended, budget: Budget, step
     if len(rows) == 0:
         return before
     out, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
-    start = random_start(
-        victim.x[rows], budget, victim.seed, [victim.ids[i] for i in rows.tolist()], _START + 8 * draw
-    )
+    ids = [victim.ids[i] for i in rows.tolist()]
+    start = random_start(victim.x[rows], budget, victim.seed, ids, draws.purpose("apgd start", draw))
 
     s = _State(victim, rows, start, loss, 2.0 * budget.radius)
     checkpoints = _checkpoints(steps)
     for t in range(1, steps + 1):
         s.move(budget, first=t == 1)
         s.evaluate(last=t == steps)
-        wrong = s.wrong
-        out[s.rows[wrong]] = s.x[wrong]
-        broken_at[s.rows[wrong & ~broken[s.rows]]] = t
-        broken[s.rows[wrong]] = True
-        if not victim.coupled and bool(wrong.any()):
-            s.keep(~wrong)
+        if victim.coupled:  # the batch counts as a whole: the iterate at which most are misclassified
+            if int(s.wrong.sum()) > int(broken.sum()):
+                out, broken, broken_at = s.x.clone(), s.wrong.clone(), torch.where(s.wrong, t, -1)
+        elif bool(s.wrong.any()):
+            leaving = s.rows[s.wrong]
+            out[leaving], broken[leaving], broken_at[leaving] = s.x[s.wrong], True, t
+            s.keep(~s.wrong)
             if len(s.rows) == 0:
                 break
         if t in checkpoints:
             s.adjust(since=t - checkpoints[t])
-    if len(s.rows) and not victim.coupled:
+    if not victim.coupled:
         out[s.rows] = s.best_x
     return Outcome(out, broken, broken_at)
 

@@ -15,7 +15,7 @@ import torch
 from trimtab.attacks.apgd import APGD, TargetedAPGD
 from trimtab.attacks.base import Attack, Outcome, Victim
 from trimtab.attacks.square import Square
-from trimtab.types import Budget, Linf
+from trimtab.types import BadInput, Budget, Linf
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class AutoAttack(Attack):
         return f"AutoAttack-style ensemble (APGD-CE, targeted APGD, Square), {self.budget}, any iterate"
 
     def run(self, victim: Victim) -> Outcome:
+        if victim.coupled:
+            raise BadInput(
+                "the ensemble judges images one by one; this model couples a batch, freeze it first"
+            )
         found: Outcome | None = None
         for attack in (
             APGD(self.budget, self.steps),

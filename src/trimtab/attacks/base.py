@@ -7,13 +7,13 @@ contains only its idea, in `run`. Anything else that maps (model, x, y) to image
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws
+from trimtab import adapt, draws
 from trimtab.attacks.geometry import distance
 from trimtab.attacks.guard import couples_batch, fast, guard
 from trimtab.types import BadInput, Budget
@@ -69,17 +69,34 @@ class Attack:
         if len(x) == 0:
             empty = torch.zeros(0, dtype=torch.bool, device=x.device)
             return Outcome(x, empty, empty.long())
+        if any(isinstance(module, adapt.Stream) for module in model.modules()):
+            raise BadInput("a stream learns from what it is shown; attack adapt.frozen or adapt.per_batch")
         with guard(model):
-            clean = x.detach().clone(memory_format=_form(x))
-            coupled = couples_batch(model, clean)
-            net = model if coupled else fast(model, clean)
-            check_labels(net, clean, y)
-            found = self.run(Victim(net, clean, y, seed, draws.ids_of(x, ids), coupled))
-        _check_budget(found.x, x, self.budget)
-        return found
+            given = x.detach().clone(memory_format=_form(x))
+            check_labels(model, given, y)
+            coupled = couples_batch(model, given)
+            net = model if coupled else fast(model, given)
+            # Small steps would be rounded away in half precision: only the network works in it.
+            half = x.dtype in (torch.float16, torch.bfloat16)
+            net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
+            found = self.run(Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled))
+        _check_budget(found.x, clean, self.budget)
+        return replace(found, x=found.x.to(x.dtype))
 
     def run(self, victim: Victim) -> Outcome:
         raise NotImplementedError
+
+
+class InPrecision(nn.Module):
+    """A network that computes in its own precision and is spoken to in float32."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.dtype = net, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net(x.to(self.dtype)).float()
+        return z
 
 
 def check_images(x: Tensor, y: Tensor) -> None:
@@ -87,8 +104,10 @@ def check_images(x: Tensor, y: Tensor) -> None:
         raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
     if len(x) != len(y):
         raise BadInput(f"{len(x)} images came with {len(y)} labels; give one label per image")
-    if y.is_floating_point():
-        raise BadInput("labels must be class numbers (integers), found floating point")
+    if y.is_floating_point() or y.dim() != 1:
+        raise BadInput(
+            f"labels must be class numbers, one integer per image, found {y.dtype} {tuple(y.shape)}"
+        )
     if len(x) and not bool(x.isfinite().all()):
         raise BadInput("the images contain NaN or infinity")
     if len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
@@ -100,7 +119,10 @@ def check_images(x: Tensor, y: Tensor) -> None:
 
 @torch.no_grad()
 def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> None:
-    z = net(x[:1])
+    weight = next(net.parameters(), x)
+    if weight.is_floating_point() and weight.dtype != x.dtype:
+        raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
+    z = net(x[:2])
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
@@ -111,7 +133,7 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> None:
 
 def _check_budget(x: Tensor, centre: Tensor, budget: Budget) -> None:
     far = float(distance(x, centre, budget).max())
-    if far > budget.radius + 1e-5 or float(x.min()) < 0 or float(x.max()) > 1:
+    if not (far <= budget.radius + 1e-5 and float(x.min()) >= 0 and float(x.max()) <= 1):  # nor is it NaN
         raise AssertionError(f"an attack left its budget: {far} from the image, {budget} allowed")
 
 

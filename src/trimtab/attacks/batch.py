@@ -89,5 +89,9 @@ class CoBatch:
 
 
 def _adaptive(model: nn.Module, rho: float) -> nn.Module:
-    """The model itself if it adapts already, else made adaptive."""
+    """The model made adaptive; one that is already must adapt as the attack says."""
+    if isinstance(model, adapt.Stream):
+        raise BadInput("a stream learns from what it is shown; attack adapt.per_batch of its model")
+    if isinstance(model, adapt.PerBatch) and model.rho != rho:
+        raise BadInput(f"the model adapts with rho={model.rho:g}, the attack expects rho={rho:g}")
     return model if getattr(model, "couples_batch", False) else adapt.per_batch(model, rho)

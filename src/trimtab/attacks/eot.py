@@ -35,7 +35,7 @@ class EOT(Attack):
     """Draws a classifier by a seed, or is a set of them; None draws from the model it is called with, by
     adapting it to the batch (the paper's adaptive-BN sampler)."""
     m: int = 10
-    """How many to draw."""
+    """How many to draw; a given set is taken whole."""
     rho: float = 1.0
     """With the adaptive-BN sampler: how much of the batch's statistics they take."""
 
@@ -57,10 +57,13 @@ class EOT(Attack):
     def outcome(
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Outcome:
-        sampler = self.sampler or adaptive_sampler(model, x, self.budget, self.rho, draws.ids_of(x, ids))
-        drawn = (
-            [sampler(draws.key(seed, i) >> 1) for i in range(self.m)] if callable(sampler) else list(sampler)
-        )
+        sampler = self.sampler
+        if sampler is None:
+            sampler = adaptive_sampler(model, x, self.budget, self.rho, draws.ids_of(x, ids))
+        if isinstance(sampler, Sequence | nn.ModuleList):
+            drawn = list(sampler)
+        else:
+            drawn = [sampler(draws.key(seed, i) >> 1) for i in range(self.m)]
         return self.attack.outcome(MeanProbability(drawn), x, y, seed, ids)
 
 

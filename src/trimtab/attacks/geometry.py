@@ -20,11 +20,17 @@ def norms(x: Tensor) -> Tensor:
     return x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
 
 
+def unit(x: Tensor) -> Tensor:
+    """Each image over its l2 norm; zero stays zero. Scaled first, since squares of small numbers vanish."""
+    largest = x.flatten(1).abs().amax(1).view(-1, *[1] * (x.dim() - 1))
+    x = x / largest.clamp(min=torch.finfo(x.dtype).tiny)
+    return x / norms(x).clamp(min=1e-12)
+
+
 def direction(grad: Tensor, budget: Budget) -> Tensor:
     """Steepest ascent of unit size: the sign (l_inf), or the gradient over its norm (l2)."""
-    if isinstance(budget, Linf):
-        return grad.sign()
-    return grad / norms(grad).clamp(min=1e-12)
+    grad = grad.nan_to_num()  # an infinite slope is a large one; what is no number has no direction
+    return grad.sign() if isinstance(budget, Linf) else unit(grad)
 
 
 def project(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:
@@ -43,7 +49,7 @@ def random_start(centre: Tensor, budget: Budget, seed: int, ids: Sequence[int], 
         delta = (2 * draws.uniform(centre, seed, ids, draw) - 1) * budget.radius
     else:
         gauss = draws.normal(centre, seed, ids, draw)
-        share = draws.uniform(centre.flatten(1)[:, :1], seed, ids, draw + (1 << 20))
+        share = draws.uniform(centre.flatten(1)[:, :1], seed, ids, draws.key(draw, 1))
         radius = budget.radius * share ** (1.0 / centre[0].numel())
         delta = gauss / norms(gauss).clamp(min=1e-12) * radius.view(-1, *[1] * (centre.dim() - 1))
     return project(centre + delta, centre, budget)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from trimtab import norm
+from trimtab import adapt, norm
 from trimtab.types import BadInput
 
 
@@ -28,7 +28,13 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         )
     modes = [(module, module.training) for module in model.modules()]
     flags = [(p, p.requires_grad, p.grad, p._version) for p in model.parameters()]
-    buffers = [(b, b.clone(), b._version) for b in model.buffers()]
+    buffers = [
+        (module, name, held, held.clone(), held._version)
+        for module in model.modules()
+        for name, held in module._buffers.items()
+        if held is not None
+    ]
+    marks = [(module, module.snapshot()) for module in model.modules() if isinstance(module, adapt.Stream)]
     try:
         model.eval().requires_grad_(False)
         with ExitStack() as stack:
@@ -40,9 +46,12 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         for module, training in modes:
             module.training = training
         with torch.no_grad():
-            for buffer, before, version in buffers:
-                if buffer._version != version:
-                    buffer.copy_(before)
+            for module, name, held, before, version in buffers:
+                module._buffers[name] = held
+                if held._version != version:
+                    held.copy_(before)
+        for stream, mark in marks:
+            stream.rollback(mark)
         for parameter, requires_grad, grad, _ in flags:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
@@ -58,10 +67,17 @@ def fast(model: nn.Module, x: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def couples_batch(model: nn.Module, x: Tensor) -> bool:
-    """Whether an image's output depends on the images beside it (seen on the first few of `x`)."""
-    if len(x) < 2:
+    """Whether an image's output depends on the images beside it.
+
+    A model may say so itself (`couples_batch`); else it is tried: the first images of `x`, with other
+    neighbours. A model whose output is random does not count as coupled.
+    """
+    if getattr(model, "couples_batch", False):
+        return True
+    own, rest = x[:2], x[2:4]
+    if len(rest) == 0:
         return False
-    together = model(x[:4])
-    alone = torch.cat([model(image[None]) for image in x[:4]])
-    scale = together.abs().max().clamp(min=1e-6)
-    return bool((together - alone).abs().max() > 1e-3 * scale)
+    once, again = model(x[:4])[:2], model(x[:4])[:2]
+    elsewhere = model(torch.cat([own, 1 - rest]))[:2]
+    scale = once.abs().max().clamp(min=1e-6)
+    return bool((once - again).abs().max() <= 1e-6 * scale and (once - elsewhere).abs().max() > 1e-4 * scale)

@@ -30,6 +30,8 @@ def cw(z: Tensor, y: Tensor) -> Tensor:
 
 
 def dlr(z: Tensor, y: Tensor) -> Tensor:
+    if z.shape[1] < 3:
+        raise BadInput(f"dlr compares three logits, this model has {z.shape[1]}; take the margin, cw")
     top = z.sort(dim=1, descending=True).values
     return (_best_other(z, y) - _of(z, y)) / (top[:, 0] - top[:, 2] + 1e-12)
 

@@ -27,8 +27,6 @@ from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import Loss, cw, loss_named, other_class
 from trimtab.types import BadInput, Budget, Linf, number, pretty
 
-_START, _COIN, _TARGET = 1, 2, 3  # what a random draw is for
-
 
 @dataclass(frozen=True)
 class PGD(Attack):
@@ -91,16 +89,18 @@ class PGD(Attack):
         if self.targeted:
             with torch.no_grad():
                 classes = victim.net(victim.x[:1]).shape[1]
-            goal = other_class(victim.y, classes, victim.seed, victim.ids, _TARGET + 8 * restart)
+            goal = other_class(victim.y, classes, victim.seed, victim.ids, draws.purpose("target", restart))
         leave = self.score == "any" and not victim.coupled
         return climb(victim, start, goal, loss, self.budget, self.steps, self.step, leave, marks)
 
     def _start(self, victim: Victim, restart: int) -> Tensor:
         if not self.random_start:
             return victim.x.clone()
-        start = random_start(victim.x, self.budget, victim.seed, victim.ids, _START + 8 * restart)
+        start = random_start(victim.x, self.budget, victim.seed, victim.ids, draws.purpose("start", restart))
         if self.clean_start:
-            coins = draws.uniform(victim.x.flatten(1)[:, 0], victim.seed, victim.ids, _COIN + 8 * restart)
+            coins = draws.uniform(
+                victim.x.flatten(1)[:, 0], victim.seed, victim.ids, draws.purpose("coin", restart)
+            )
             start = torch.where(_column(coins < self.clean_start, start), victim.x, start)
         return start
 
@@ -148,7 +148,7 @@ def climb(
         with torch.set_grad_enabled(t < steps):
             z = net(x)
             value = loss(z, goal).sum() if t < steps else None
-        grad = torch.autograd.grad(value, x)[0] if value is not None else None
+        grad = gradient(value, x) if value is not None else None
         x = x.detach()
         wrong = z.detach().argmax(1) != y
         broken_at[rows[wrong & (broken_at[rows] < 0)]] = t
@@ -171,8 +171,21 @@ def climb(
     return Outcome(out, broken, broken_at, wrong_at)
 
 
+def gradient(value: Tensor, x: Tensor) -> Tensor:
+    """Of a sum of losses; zero where the model lets none through to its input."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (grad,) = torch.autograd.grad(value, x, allow_unused=True)
+    return torch.zeros_like(x) if grad is None else grad
+
+
 def _worse_of(victim: Victim, first: Outcome, second: Outcome) -> Outcome:
-    """Image by image: the outcome that is misclassified, else the one with the smaller margin."""
+    """Image by image: the outcome that is misclassified, else the one with the smaller margin.
+
+    A batch whose images influence each other is taken as a whole.
+    """
+    if victim.coupled:
+        return max(first, second, key=lambda found: int(found.broken.sum()))
     better = second.broken & ~first.broken
     undecided = ~second.broken & ~first.broken
     if bool(undecided.any()):

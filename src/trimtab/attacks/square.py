@@ -21,7 +21,6 @@ from trimtab.attacks.geometry import norms, project
 from trimtab.attacks.losses import cw
 from trimtab.types import BadInput, Budget, Linf
 
-_DRAW = 21  # what a random draw is for
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries
 
 
@@ -44,9 +43,11 @@ class Square(Attack):
         return f"Square-{self.queries}, {self.budget}, any iterate"
 
     def run(self, victim: Victim) -> Outcome:
-        before = standing(victim)
         if victim.coupled:
             raise BadInput("Square judges images one by one; this model couples a batch, freeze it first")
+        if victim.x.dim() != 4:
+            raise BadInput(f"Square needs images (N, C, H, W), found {victim.x.dim()} axes")
+        before = standing(victim)
         with torch.no_grad():
             return self._search(victim, before)
 
@@ -126,9 +127,11 @@ class _Chance:
         """Vertical stripes of random sign (l_inf), or a chequered pattern of random sign (l2)."""
         n, channels, _, width = x.shape
         if isinstance(budget, Linf):
-            u = draws.uniform(x.new_empty(n, channels, 1, width), self.seed, self.ids, _DRAW)
+            u = draws.uniform(
+                x.new_empty(n, channels, 1, width), self.seed, self.ids, draws.purpose("square start")
+            )
             return torch.where(u < 0.5, -budget.radius, budget.radius).to(x)
-        u = draws.uniform(x.new_empty(n, channels, 5, 5), self.seed, self.ids, _DRAW)
+        u = draws.uniform(x.new_empty(n, channels, 5, 5), self.seed, self.ids, draws.purpose("square start"))
         tiles = torch.nn.functional.interpolate((u < 0.5).to(x) * 2 - 1, size=x.shape[2:])
         return tiles / norms(tiles) * budget.radius
 
@@ -136,7 +139,9 @@ class _Chance:
         offset = self.at % self.BLOCK
         if offset == 0:
             like = self.like.new_empty(len(self.ids), self.BLOCK, self.wide)
-            self.block = draws.uniform(like, self.seed, self.ids, _DRAW + 1 + self.at // self.BLOCK)
+            self.block = draws.uniform(
+                like, self.seed, self.ids, draws.purpose("square", self.at // self.BLOCK)
+            )
         self.at += 1
         return self.block[:, offset]
 

@@ -50,8 +50,8 @@ class Ascent:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", number(self.eps))
-        if self.steps < 1:
-            raise BadInput(f"a statistics attack needs at least one step, found {self.steps}")
+        if self.steps < 1 or (self.step_size is not None and self.step_size <= 0):
+            raise BadInput(f"an ascent needs steps, longer than 0, found {self.steps} of {self.step_size}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0) -> Shifts:
         check_images(x, y)
@@ -119,6 +119,8 @@ class Scaled:
     def __call__(
         self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
     ) -> Shifts:
+        if number(self.eps) >= 1:
+            raise BadInput(f"scaling by 1 - eps needs eps below 1, found {self.eps}")
         corners = RandomSign(self.eps)(model, seed=seed)
         if self.what == "mean":
             return {name: norm.Shift(mu=shift.mu) for name, shift in corners.items()}
@@ -139,7 +141,8 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor, at: Shifts) -> Shifts:
     with norm.use(model, shift=deltas), torch.enable_grad():
         loss = F.cross_entropy(model(x), y)
         flat = [delta for shift in deltas.values() for delta in (shift.mu, shift.sigma) if delta is not None]
-        grads = iter(torch.autograd.grad(loss, flat))
+        found = torch.autograd.grad(loss, flat, allow_unused=True)  # a layer may not run in this mode
+        grads = iter(torch.zeros_like(d) if g is None else g for d, g in zip(flat, found, strict=True))
     return {name: _map(lambda _: next(grads), shift) for name, shift in deltas.items()}
 
 

@@ -38,7 +38,11 @@ class Adapt:
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     save: Path | None = None
-    """Freeze the model on the first images (with the first sigma's noise) and save it here."""
+    """Freeze the statistics on noisy training images, as certification wants, and save the model here."""
+    save_sigma: str = "0.25"
+    """The noise on those images."""
+    save_images: int = 512
+    """How many they are."""
     json: Json = False
 
     def run(self) -> int:
@@ -60,11 +64,14 @@ class Adapt:
                 states=[states.Running(), *adapted], batch_size=size, chunk=size, name=self.model,
             )  # fmt: skip
         if self.save is not None:
-            count = max(self.batch_size)
-            first = shown[0].shown(next(iter(images.batches(count))), self.seed)
+            batch = next(iter(data.load(self.data, "train").batches(self.save_images)))
             trimtab.save(
-                adapt.frozen(model, first, number(self.rho[-1]), self.blend_of, str(shown[0])), self.save
-            )
+                adapt.frozen_under_noise(
+                    model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
+                    self.blend_of, "training images",
+                ),
+                self.save,
+            )  # fmt: skip
         if self.json:
             import json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.cli.options import Json, Model, Split, Strict
+from trimtab.cli.options import Json, Model, Split, Strict, first
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Audit:
         images = None
         if self.data is not None:
             chosen = data.load(self.data, self.split)
-            images = chosen.subset(slice(0, min(self.limit, len(chosen)))).batches(128)
+            images = first(chosen, self.limit).batches(128)
         found = norm.audit(model, images)
         if self.json:
             show.as_json(found)

@@ -81,10 +81,9 @@ class Certify:
         return 0
 
     def _frozen(self, model: Any, sigma: float) -> tuple[Any, str]:
-        from trimtab import adapt, data, draws
+        from trimtab import adapt, data
 
         batch = next(iter(data.load(self.data, self.adapt_on).batches(self.adapt)))
-        noisy = batch.x + sigma * draws.normal(batch.x, self.seed, batch.ids.tolist(), draw=77)
-        kind = "training" if self.adapt_on == "train" else self.adapt_on
-        frozen = adapt.frozen(model, noisy, provenance=f"noisy {kind} images")
+        what = f"{'training' if self.adapt_on == 'train' else self.adapt_on} images"
+        frozen = adapt.frozen_under_noise(model, batch.x, sigma, self.seed, batch.ids, what=what)
         return frozen, str(frozen.provenance)

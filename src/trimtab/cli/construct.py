@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from trimtab.cli.options import Json, Model, Seed, Split
+from trimtab.cli.options import Json, Model, Seed, Split, first
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Construct:
     """Only the first so many images."""
     steps: int | None = None
     """Gradient steps; 1000 for D_R and D_NR, 100 for the others, as in the papers."""
-    out: Path = Path("constructed.npz")
-    """Where to write the set."""
+    out: Path | None = None
+    """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
     json: Json = False
 
@@ -40,15 +40,14 @@ class Construct:
 
         method = construct.construction(self.kind, **({} if self.steps is None else {"steps": self.steps}))
         images = data.load(self.data, self.split)
-        if self.limit is not None:
-            images = images.subset(slice(0, min(self.limit, len(images))))
+        images = first(images, self.limit)
         about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
         with show.progress(f"constructing {self.kind}") as tell:
             out = construct.build(
                 method,
                 trimtab.load(self.model),
                 images,
-                self.out,
+                self.out or Path(f"{self.kind}.npz"),
                 self.seed,
                 about,
                 lambda d, n: tell(d, n, ""),

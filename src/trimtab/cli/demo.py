@@ -105,19 +105,17 @@ class Demo:
         return card
 
     def _certify(self, model: Any) -> None:
-        from trimtab import adapt, certify, data, draws
+        from trimtab import adapt, certify, data
         from trimtab.cli import show
 
         sigma, images = 0.25, data.load("sample", "train")
         first = next(iter(images.batches(256)))
-        noisy = first.x + sigma * draws.normal(first.x, 0, first.ids.tolist(), draw=77)
+        frozen = adapt.frozen_under_noise(model, first.x, sigma, ids=first.ids, what="training images")
         test = next(iter(data.load("sample", "test").batches(20)))
         rows = []
         for name, net in {
             "as trained": model,
-            "statistics frozen on 256 noisy training images": adapt.frozen(
-                model, noisy, provenance="noisy training images"
-            ),
+            "statistics frozen on 256 noisy training images": frozen,
         }.items():
             found = certify.certify(net, test.x, sigma=sigma, n=500, ids=test.ids)
             curve = certify.certified_accuracy(found, test.y, (0.0, 0.25, 0.5))

@@ -43,7 +43,9 @@ class Evaluate:
     """Radius of l2 attacks, in pixels."""
     seed: Seed = 0
     batch_size: int = 256
-    """Images at once; results do not depend on it (but for states that adapt per batch)."""
+    """Images at once; results do not depend on it."""
+    chunk: int = 256
+    """Images that are committed at once, and the batch of states that adapt per batch."""
     processes: int = 1
     """Processes on this machine."""
     store: Path = Path(".trimtab/store.sqlite")
@@ -77,6 +79,7 @@ class Evaluate:
             linf=Linf(self.eps),
             l2=L2(self.eps_l2),
             batch_size=self.batch_size,
+            chunk=self.chunk,
             keep_images=self.keep_images,
             processes=self.processes,
             name=self.model,

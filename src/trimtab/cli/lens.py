@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.cli.options import Json, Model, Seed, Split
+from trimtab.cli.options import Json, Model, Seed, Split, first
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Lens:
 
         model = trimtab.load(self.model)
         images = data.load(self.data, self.split)
-        batches = list(images.subset(slice(0, min(self.limit, len(images)))).batches(256))
+        batches = list(first(images, self.limit).batches(256))
         similarity = {}
         for probe in measure.PROBES:
             found = [
@@ -38,11 +38,11 @@ class Lens:
                 for b in batches
             ]
             similarity[probe] = sum(found, measure.Average()).mean
-        first = batches[0]
-        smooth = measure.landscape(model, first.x, first.y)
+        one = batches[0]
+        smooth = measure.landscape(model, one.x, one.y)
         norm.steer(model)
         rows = measure.tolerance(model, batches, self.eps, seed=self.seed) if norm.layers(model) else []
-        drift = measure.batch_against_running(model, first.x) if norm.layers(model) else []
+        drift = measure.batch_against_running(model, one.x) if norm.layers(model) else []
         if self.json:
             show.as_json(
                 {"ligs": similarity, "tolerance": rows, "landscape": smooth.__dict__, "statistics": drift}

@@ -43,6 +43,13 @@ MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module
 DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
 
 
+FILES = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES,
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+)  # fmt: skip
+"""What can be wrong with a file that was named, or with the disk."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -66,15 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(trouble, BadInput):
             raise
         return _say(str(trouble))
-    except OSError as trouble:
-        if trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            return _say(f"cannot write {trouble.filename or 'a file'}: {trouble.strerror or trouble}")
-        raise
-    except KeyboardInterrupt:
-        return _say("interrupted; run the same command again to go on") + 128
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as trouble:
+        if trouble.errno not in FILES:
+            raise
+        return _say(f"{trouble.filename or 'a file'}: {trouble.strerror or trouble}")
+    except KeyboardInterrupt:
+        _say("interrupted; what was finished is kept")
+        return 130
 
 
 def _say(sentence: str) -> int:

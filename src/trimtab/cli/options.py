@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -17,3 +17,12 @@ Json = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Print J
 Strict = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if there is trouble.")]
 Split = Annotated[str, tyro.conf.arg(help="Which part of the images: train or test.")]
 Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
+
+
+def first(images: Any, limit: int | None) -> Any:
+    """The first `limit` images of a set, or all of them."""
+    from trimtab.types import BadInput
+
+    if limit is not None and limit < 1:
+        raise BadInput(f"--limit must be 1 or more, found {limit}")
+    return images if limit is None else images.subset(slice(0, min(limit, len(images))))

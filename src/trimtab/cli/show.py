@@ -18,8 +18,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
 
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 def table(

@@ -89,8 +89,11 @@ class Train:
 
     def _engine(self) -> Any:
         from trimtab import train
+        from trimtab.types import number
 
-        return train.Engine() if self.devices == "auto" else train.Engine(devices=int(self.devices))
+        if self.devices == "auto":
+            return train.Engine()
+        return train.Engine(devices=int(number(self.devices)))
 
     def _finish(self, run: Any) -> int:
         from trimtab.cli import show

@@ -47,9 +47,9 @@ class AdvBNImages:
         return torch.cat(made), batch.y
 
     def _one(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        z = self.auto.encode(x)
         size, rectify = x.shape[2:], self.auto.rectified
-        with guard(model), guard(self.auto.decoder):
+        with guard(model), guard(self.auto):
+            z = self.auto.encode(x)
             if not self.identical:
                 d_mu, d_sigma = ascend(
                     lambda f: model(self.auto.decode(f, size)), z, y, self.eps, self.steps, self.step, rectify

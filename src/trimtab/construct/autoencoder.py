@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab import models
+from trimtab import draws, models, norm
 from trimtab.data import Images, Loader
 from trimtab.types import BadInput
 
@@ -61,9 +61,10 @@ class Autoencoder(nn.Module):
         spec = model.spec if isinstance(model, models.Pixels) else None
         if spec is None:
             raise BadInput("the encoder's model must know its input; wrap it with trimtab.models.wrap")
-        front = front.eval().requires_grad_(False)
+        front = norm.copied(front).eval().requires_grad_(False)  # the model given keeps its own layers
+        like = next(front.parameters())
         with torch.no_grad():
-            z = front(torch.rand(2, spec.channels, *spec.size))
+            z = front(draws.uniform(like.new_empty(2, spec.channels, *spec.size), seed, [0, 1]))
         if not isinstance(z, Tensor) or z.dim() != 4:
             raise BadInput(
                 f"behind {name!r} more than one feature map crosses; models.cuts(model) lists good places"

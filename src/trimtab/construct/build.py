@@ -60,11 +60,17 @@ def build(
 ) -> Path:
     """Apply a construction to all `images` and write `out`, an npz that `--data npz:PATH` reads.
 
-    Killed and called again with the same arguments, it goes on.
+    Killed and called again with the same arguments, it goes on; once finished, it is not repeated. A file
+    that holds another set is not overwritten.
     """
-    out = Path(out).with_suffix(".npz")
+    out = Path(out)
+    out = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     about = {"method": f"{type(method).__name__}", **_plain(method), "data": images.digest, "seed": seed}
     about["model"] = _digest(model)
+    if out.exists():
+        if _provenance(out).items() >= about.items():
+            return out
+        raise BadInput(f"{out} holds another set; give another name, or remove it first")
     parts = out.with_name(
         f".{out.stem}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}"
     )
@@ -89,6 +95,15 @@ def build(
     _replace(out, partial(_savez, arrays))
     shutil.rmtree(parts)
     return out
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path) as arrays:
+            held = json.loads(str(arrays["provenance"]))
+            return held if isinstance(held, dict) else {}
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def _savez(arrays: dict[str, np.ndarray], at: Path) -> None:
@@ -120,5 +135,7 @@ def _plain(method: Any) -> dict[str, Any]:
 def _digest(model: nn.Module) -> str:
     content = hashlib.sha256()
     for key, value in model.state_dict().items():
-        content.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        content.update(
+            key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return content.hexdigest()

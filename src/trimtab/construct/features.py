@@ -12,20 +12,21 @@ Cost      `steps` forward/backward passes to the image
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
-from trimtab import draws, models
-from trimtab.attacks.geometry import norms, project
+from trimtab import draws, models, norm
+from trimtab.attacks.base import check_images
+from trimtab.attacks.geometry import project, unit
 from trimtab.attacks.guard import fast, guard
 from trimtab.data import Batch, Images
 from trimtab.types import L2, BadInput
 
-_PARTNER = 41  # what the random draw is for
+_PARTNER = draws.purpose("partner")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class FeatureMatch:
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Images with the features of `batch`, started from other images of the set, and their labels."""
+        check_images(batch.x, batch.y)
         order = draws.permutation(len(images), seed, _PARTNER)
         start = images.take(order[batch.ids % len(images)]).x
         with guard(model):
@@ -64,8 +66,7 @@ def match(
     model: nn.Module, reference: Tensor, start: Tensor, steps: int, step: float, eps: float | None
 ) -> Tensor:
     """Walk from `start` to an image whose penultimate feature is that of `reference`. `model` is guarded."""
-    features = straight_through(models.penultimate(model), start[:1])
-    features = fast(features, start)
+    features = fast(straight_through(models.penultimate(model)), start)
     with torch.no_grad():
         goal = features(reference)
     x = start.detach().clone()
@@ -74,7 +75,7 @@ def match(
         with torch.enable_grad():
             distance = (features(x) - goal).flatten(1).norm(dim=1).sum()
             (grad,) = torch.autograd.grad(distance, x)
-        x = x.detach() - step * grad / norms(grad).clamp(min=1e-12)
+        x = x.detach() - step * unit(grad)
         x = x.clamp(0, 1) if eps is None else project(x, start, L2(eps))
     return x
 
@@ -86,20 +87,25 @@ class StraightThrough(nn.Module):
         return x + (x.relu() - x).detach()
 
 
-def straight_through(features: nn.Module, example: Tensor) -> nn.Module:
-    """A copy whose last ReLU module lets gradients through; as it is, if it has none."""
-    copied = copy.deepcopy(features)
-    ran: list[str] = []
-    hooks = [
-        module.register_forward_hook(lambda m, i, o, name=name: ran.append(name))
-        for name, module in copied.named_modules()
-        if isinstance(module, nn.ReLU)
-    ]
-    with torch.no_grad():
-        copied(example)
-    for hook in hooks:
-        hook.remove()
-    if ran:
-        parent, _, name = ran[-1].rpartition(".")
-        setattr(copied.get_submodule(parent), name, StraightThrough())
+def straight_through(features: nn.Module) -> nn.Module:
+    """A copy of a traced network in which the last ReLU, wherever it stands, lets gradients through."""
+    copied = norm.copied(features)
+    graphs = [module for module in copied.modules() if isinstance(module, fx.GraphModule)]
+    for module in graphs:
+        layers = dict(module.named_modules())
+        relus = [
+            node
+            for node in module.graph.nodes
+            if (node.op == "call_module" and isinstance(layers[str(node.target)], nn.ReLU))
+            or (node.op == "call_function" and node.target in (torch.relu, F.relu))
+            or (node.op == "call_method" and node.target in ("relu", "relu_"))
+        ]
+        if relus:
+            last = relus[-1]
+            module.add_submodule("straight_through", StraightThrough())
+            with module.graph.inserting_after(last):
+                instead = module.graph.call_module("straight_through", (last.args[0],))
+            last.replace_all_uses_with(instead)
+            module.graph.erase_node(last)
+            module.recompile()
     return copied

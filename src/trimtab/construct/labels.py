@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import draws
-from trimtab.attacks.base import Victim
+from trimtab.attacks.base import Victim, check_images, check_labels
 from trimtab.attacks.guard import fast, guard
 from trimtab.attacks.losses import ce_targeted
 from trimtab.attacks.pgd import climb
 from trimtab.data import Batch, Images
 from trimtab.types import L2, BadInput, Budget
 
-_TARGET = 43  # what the random draw is for
+_TARGET = draws.purpose("new label")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Relabelled:
     def __post_init__(self) -> None:
         if self.target not in ("random", "next"):
             raise BadInput(f'target must be "random" or "next", found {self.target!r}')
+        if self.steps < 0 or self.step <= 0:
+            raise BadInput(f"relabelling needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
 
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
@@ -54,7 +56,9 @@ class Relabelled:
             goal = (batch.y + 1) % classes
         else:
             goal = draws.integers(0, classes, seed, ids, _TARGET).to(batch.y)
+        check_images(batch.x, batch.y)
         with guard(model):
+            check_labels(model, batch.x, goal)
             victim = Victim(fast(model, batch.x), batch.x, batch.y, seed, ids, coupled=False)
             start = batch.x.detach().clone(memory_format=torch.channels_last)
             found = climb(victim, start, goal, ce_targeted, self.budget, self.steps, self.step, leave=False)

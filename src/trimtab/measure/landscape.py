@@ -11,7 +11,6 @@ Cost      one forward/backward pass per eta; the model is copied, not touched
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import norm
+from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ def landscape(
     model: nn.Module, x: Tensor, y: Tensor, etas: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4)
 ) -> Landscape:
     """Walk along the negative gradient of the mean cross-entropy at the model's weights."""
-    probe = norm.steer(copy.deepcopy(model)).train().requires_grad_(True)
-    with norm.use(probe, update=False) if norm.layers(probe) else nullcontext():
+    if not etas or min(etas) <= 0:
+        raise BadInput(f"a walk needs steps longer than 0, found {tuple(etas)}")
+    probe = norm.steer(norm.copied(model)).eval().requires_grad_(True)  # eval: drop-out is noise of its own
+    with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]
         loss, g = _slope(probe, parameters, x, y)
@@ -53,7 +55,7 @@ def landscape(
             loss, there = _slope(probe, parameters, x, y)
             moved = _norm([a - b for a, b in zip(there, g, strict=True)])
             losses.append(loss)
-            change, beta = max(change, moved), max(beta, moved / (eta * _norm(g)))
+            change, beta = max(change, moved), max(beta, moved / max(eta * _norm(g), 1e-300))
     return Landscape(tuple(losses), change, beta)
 
 

@@ -27,7 +27,7 @@ from trimtab.attacks.guard import couples_batch, fast, guard
 from trimtab.types import BadInput, number
 
 PROBES = ("gaussian", "uniform", "fgsm", "pgd")
-_PROBE = 31  # what the random draw is for
+_PROBE = draws.purpose("ligs")
 
 
 def ligs(
@@ -41,6 +41,8 @@ def ligs(
 ) -> Tensor:
     """cos(grad l(x, y), grad l(x + nu, y)) for each image; the model is left as it was."""
     check_images(x, y)
+    if len(x) == 0:
+        return torch.zeros(0, dtype=torch.float64, device=x.device)
     step = _step(model, x, y, probe, number(size), seed, draws.ids_of(x, ids))
     with guard(model):
         net = model if couples_batch(model, x) else fast(model, x)

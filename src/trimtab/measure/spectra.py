@@ -28,7 +28,7 @@ def radial(x: Tensor) -> Tensor:
 
 def high_share(x: Tensor) -> float:
     """The share of the energy above half the highest frequency: near 0 for blur, large for noise."""
-    energy = spectrum(x).square()
+    energy = torch.fft.fftshift(torch.fft.fft2(x.double(), norm="ortho").abs().square().mean((0, 1)))
     height, width = energy.shape
     down = (torch.arange(height) - height // 2).abs() > height // 4
     across = (torch.arange(width) - width // 2).abs() > width // 4

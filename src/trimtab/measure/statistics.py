@@ -53,6 +53,7 @@ def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
             "running variance": float(held[layer].var[c]),
         }
         for layer in held
+        if layer in seen  # a layer may not run in this mode
         for c in range(len(held[layer].mean))
     ]
 

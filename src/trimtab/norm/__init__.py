@@ -2,7 +2,8 @@
 
 setting       the five knobs as one frozen value
 layer         the steered layer: route, group, take moments, normalise, learn
-moments       the arithmetic behind it, in fused kernels
+moments       the arithmetic behind it
+parts         its full-size passes, fused, with statistics that depend on the batch
 synchronise   moments over all processes
 surgery       steer, release, branches
 steering      use, observe, layers
@@ -23,6 +24,7 @@ from trimtab.norm.state import (
     adopt,
     affine_parameters,
     branches,
+    copied,
     freeze,
     recalibrate,
     restore,
@@ -37,8 +39,8 @@ from trimtab.norm.surgery import add_branch, plan, rebuild, release, steer
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
-    "add_branch", "adopt", "affine_parameters", "audit", "branches", "fold", "freeze", "layers", "make",
-    "observe", "perturb", "plan", "rebuild", "recalibrate", "release", "restore", "robust_moments",
-    "running", "shift_gradients", "snapshot", "steer", "swap", "synchronise", "thaw", "use",
-    "zero_shifts",
+    "add_branch", "adopt", "affine_parameters", "audit", "branches", "copied", "fold", "freeze",
+    "layers", "make", "observe", "perturb", "plan", "rebuild", "recalibrate", "release", "restore",
+    "robust_moments", "running", "shift_gradients", "snapshot", "steer", "swap", "synchronise", "thaw",
+    "use", "zero_shifts",
 ]  # fmt: skip

@@ -45,10 +45,14 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
 def foldable(model: nn.Module) -> list[tuple[str, str]]:
     """(convolution, norm layer) pairs that tracing proves to be one affine map; none if it cannot trace."""
     tracer = _Tracer(model)
+    held = [(module, dict(module._buffers)) for module in model.modules()]
     try:
         graph = tracer.trace(model)
     except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
         return []
+    finally:
+        for module, buffers in held:
+            module._buffers.update(buffers)  # a forward pass that replaces one would leave a proxy there
     modules = dict(model.named_modules())
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times: dict[nn.Module, int] = {}

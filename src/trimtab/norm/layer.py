@@ -29,7 +29,7 @@ from trimtab.norm.moments import (
     pool,
     scale_and_offset,
 )
-from trimtab.norm.parts import Plan, Vectors, normalise_parts, take_moments
+from trimtab.norm.parts import Coefficients, Plan, Vectors, normalise_parts, take_moments
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
 from trimtab.norm.synchronise import local_groups, pool_processes, world_size
 from trimtab.types import BadInput
@@ -244,7 +244,7 @@ def _vectors(layer: Steered, parts: list[Part]) -> list[Tensor | None]:
     return [shift.mu, shift.sigma, *affine]
 
 
-def _coefficients(layer: Steered, parts: list[Part], source: str) -> Any:
+def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficients:
     """Scale and offset of each part as a function of its moments and of `_vectors`."""
     setting, eps = layer.setting, layer.eps
     together = _by_statistics(parts)

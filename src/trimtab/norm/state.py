@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,8 @@ def restore(model: nn.Module, kept: Snapshot) -> nn.Module:
         if held.keys() != kept[name].keys():
             raise BadInput(f"the snapshot was taken when {name!r} had other branches")
         for key, value in held.items():
-            value.copy_(kept[name][key])
+            if not torch.equal(value, kept[name][key]):  # what did not change keeps its version
+                value.copy_(kept[name][key])
     return model
 
 
@@ -85,6 +87,14 @@ def adopt(
             if holder.num_batches_tracked is not None:
                 holder.num_batches_tracked.add_(1)
     return model
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy that goes on with the branch in force: for it that is the resting setting, until `thaw`."""
+    made = copy.deepcopy(model)
+    for layer, original in zip(layers(made).values(), layers(model).values(), strict=True):
+        layer.rest = layer.setting = replace(original.rest, branch=original.setting.branch)
+    return made
 
 
 def running(model: nn.Module, branch: str = MAIN) -> dict[str, Moments]:

@@ -77,7 +77,7 @@ def gather(
 
 def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | Path) -> Iterator[Gallery]:
     """Of images that were right before: the first that were turned."""
-    for row in card.rows:
+    for row in sorted(card.rows, key=lambda row: row.accuracy):
         if row.kind == "attack" and row.state == str(Running()):
             try:
                 (start, stop), changed = next(images(row, store))

@@ -112,7 +112,7 @@ def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
 
 def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
     """Through Pillow's encoder and back, large images on as many threads as torch uses."""
-    images = x.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()  # (N, H, W, C)
+    images = torch.stack(x.to("cpu", torch.uint8).unbind(1), dim=-1).numpy()  # (N, H, W, C)
     coded = np.empty_like(images)
     code = partial(_through_jpeg, quality=int(quality))
     threads = torch.get_num_threads() if images[0].size >= 1 << 15 else 1
@@ -125,6 +125,9 @@ def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
 
 
 def _through_jpeg(image: np.ndarray, coded: np.ndarray, quality: int) -> None:
+    height, width, channels = image.shape
+    mode = "RGB" if channels == 3 else "L"
     file = io.BytesIO()
-    Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(file, "JPEG", quality=quality)
-    coded[...] = np.asarray(Image.open(file, formats=["JPEG"])).reshape(image.shape)
+    Image.frombuffer(mode, (width, height), image, "raw", mode, 0, 1).save(file, "JPEG", quality=quality)
+    pixels = Image.open(file, formats=["JPEG"]).tobytes()
+    coded[...] = np.frombuffer(pixels, np.uint8).reshape(image.shape)

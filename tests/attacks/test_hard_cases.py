@@ -1,0 +1,169 @@
+"""Models and inputs on which attacks go wrong without a word, unless they are watched."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from trimtab import adapt, measure, norm
+from trimtab.attacks import APGD, EOT, L2, PGD, AutoAttack, Linf, Square, ThroughBatch, couples_batch, guard
+from trimtab.attacks.geometry import unit
+from trimtab.types import BadInput
+
+
+class Scaled(nn.Module):
+    """A two-class linear model whose logits are multiplied: the larger, the smaller its gradients."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(48, generator=torch.Generator().manual_seed(0)))
+        self.scale = scale
+
+    def forward(self, x):
+        z = self.scale * ((x.flatten(1) - 0.5) @ self.w)
+        return torch.stack([torch.zeros_like(z), z], 1)
+
+
+def inner_images(n=24):
+    return 0.4 + 0.2 * torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def test_confident_models_are_attacked_as_well_as_hesitant_ones():
+    x = inner_images()
+    y = (Scaled(1.0)(x)[:, 1] > 0).long()
+    attack = PGD(L2(0.08), steps=20, random_start=False)
+    hesitant, confident = (attack.outcome(Scaled(scale), x, y).broken for scale in (1.0, 40.0))
+    assert 0 < int(hesitant.sum()) < len(x)
+    assert torch.equal(hesitant, confident)
+
+
+def test_a_unit_vector_survives_what_squares_to_zero():
+    tiny = torch.tensor([[3e-30, 4e-30], [0.0, 0.0]])
+    torch.testing.assert_close(unit(tiny), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("attack", [PGD(L2(1e-6), steps=3), APGD(Linf(1e-6), steps=3)], ids=str)
+def test_an_infinite_slope_makes_no_images_out_of_nothing(attack):
+    class Root(Scaled):
+        def forward(self, x):
+            return super().forward(x.sqrt())
+
+    model, x = Root(1.0), inner_images()
+    x[:, :, 0, 0] = 0
+    y = model(x).argmax(1)
+    found = attack.outcome(model, x, y)
+    assert bool(found.x.isfinite().all())
+    assert int(found.broken.sum()) == 0
+
+
+@pytest.fixture
+def branched(model):
+    made = norm.add_branch(norm.steer(copy.deepcopy(model)), "adv")
+    with torch.no_grad():
+        for layer in norm.layers(made).values():
+            layer.holder("adv").weight.mul_(-1)
+    return made
+
+
+def test_adaptation_and_batch_attacks_honour_the_branch_in_use(branched, images):
+    x, y = (part[:16] for part in images)
+    alone = norm.release(copy.deepcopy(branched), branch="adv")
+    attack = ThroughBatch(PGD(Linf("4/255"), steps=2))
+    with norm.use(branched, branch="adv"):
+        torch.testing.assert_close(adapt.per_batch(branched)(x), adapt.per_batch(alone)(x))
+        torch.testing.assert_close(attack(branched, x, y), attack(alone, x, y))
+        found = measure.landscape(branched, x, y)
+    assert found.losses == pytest.approx(measure.landscape(alone, x, y).losses)
+
+
+def test_measuring_a_stream_leaves_it_where_it_was(model, images):
+    x, y = images
+    online = adapt.stream(model)
+    online(x[:8])
+    with guard(online):
+        online(x)
+    assert online.seen == 8
+    other = adapt.stream(model)
+    other(x[:8])
+    assert torch.equal(online(x), other(x))
+    with pytest.raises(BadInput, match="stream"):
+        PGD(Linf("4/255"), steps=1)(online, x, y)
+
+
+@pytest.mark.parametrize(
+    "attack", [APGD(Linf("4/255"), steps=6), PGD(Linf("4/255"), steps=4, restarts=3)], ids=str
+)
+def test_what_is_said_of_a_coupled_batch_holds_when_it_is_shown_again(model, images, attack):
+    x, y = (part[:24] for part in images)
+    adaptive = adapt.per_batch(model)
+    found = attack.outcome(adaptive, x, y)
+    with torch.no_grad():
+        assert torch.equal(adaptive(found.x).argmax(1) != y, found.broken)
+    assert int(found.broken.sum()) > 0
+
+
+@pytest.mark.parametrize(
+    "attack", [Square(Linf("4/255"), queries=5), AutoAttack(Linf("4/255"), steps=2)], ids=str
+)
+def test_attacks_that_judge_images_one_by_one_refuse_coupled_models_at_once(model, images, attack):
+    with pytest.raises(BadInput, match="couples a batch"):
+        attack(adapt.per_batch(model), *images)
+
+
+def test_coupling_is_told_from_chance_and_from_little(model, images):
+    x, _ = images
+    assert couples_batch(adapt.per_batch(model, rho=1e-3), x)
+    assert couples_batch(adapt.per_batch(model), x[:1].expand(8, -1, -1, -1))
+
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :5] + torch.rand(len(x), 5)
+
+    assert not couples_batch(Noisy(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_are_attacked_in_full_steps(model, images, dtype):
+    x, y = (part[:8] for part in images)
+    half = copy.deepcopy(model).to(dtype)
+    for attack in (PGD(Linf("8/255"), steps=3), APGD(L2(0.3), steps=3), Square(Linf("8/255"), queries=3)):
+        adv = attack(half, x.to(dtype), y)
+        assert adv.dtype == dtype
+        assert bool(adv.isfinite().all())
+
+
+def test_labels_and_types_that_people_have_are_understood_or_told(model, images):
+    x, y = (part[:8] for part in images)
+    attack = PGD(Linf("4/255"), steps=1)
+    assert torch.equal(attack(model, x, y.int()), attack(model, x, y))
+    for words, act in {
+        "one integer per image": lambda: attack(model, x, y[:, None]),
+        "convert one of them": lambda: attack(model, x.double(), y),
+        "dlr compares three logits": lambda: PGD(L2(0.1), steps=1, loss="dlr")(
+            Scaled(1.0), inner_images(), torch.zeros(24).long()
+        ),
+        "rho": lambda: ThroughBatch(attack, rho=0.3)(adapt.per_batch(model), x, y),
+    }.items():
+        with pytest.raises(BadInput, match=words):
+            act()
+    several = nn.ModuleList([model, model])
+    torch.testing.assert_close(EOT(attack, sampler=several)(model, x, y), attack(model, x, y))
+
+
+def test_a_buffer_that_the_forward_pass_replaces_is_put_back():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+            self.linear = nn.Linear(48, 3)
+
+        def forward(self, x):
+            self.n = self.n + 1
+            return self.linear(x.flatten(1))
+
+    model = Counts()
+    held = model.n
+    PGD(Linf("4/255"), steps=2)(model, inner_images(), torch.zeros(24, dtype=torch.long))
+    assert model.n is held
+    assert float(held) == 0
