@@ -95,13 +95,17 @@ def auto_pgd(model: torch.nn.Module) -> dict[str, Work]:
 
 def memory(spec: str, which: str, images: int) -> int:
     """Peak memory above idle of one PGD-20 call, in MB, in a process of its own."""
-    code = (
-        "import sys, resource, torch; sys.path.insert(0, 'benchmarks'); import attacks, trimtab\n"
-        f"m = trimtab.load({spec!r}).eval(); x = torch.rand({images}, 3, 32, 32); y = torch.zeros({images}, dtype=torch.long)\n"
-        f"w = attacks.contestants(m)[{which!r}]\n"
-        "w(x[:2], y[:2]); idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "w(x, y); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle) // 1024)"
-    )
+    code = f"""
+import resource, sys, torch
+sys.path.insert(0, "benchmarks")
+import attacks, trimtab
+model = trimtab.load({spec!r}).eval()
+x, y = torch.rand({images}, 3, 32, 32), torch.zeros({images}, dtype=torch.long)
+work = attacks.contestants(model)[{which!r}]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+work(x[:2], y[:2]); idle = peak()
+work(x, y); print((peak() - idle) // 1024)
+"""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )

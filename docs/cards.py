@@ -1,4 +1,4 @@
-"""Write docs/methods.md from the module docstrings: a method's card stands beside its code, and only there."""
+"""Write docs/methods.md from module docstrings: a method's card stands beside its code, and only there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "trimtab"
 CARDS = {
     "The core": ["norm/setting", "norm/layer", "norm/moments", "norm/fold"],
-    "Training": [f"train/{name}" for name in ("adversarial", "mixture", "advbn", "apart", "sam", "gaussian", "ligs")],
-    "Attacks": [f"attacks/{name}" for name in ("pgd", "apgd", "square", "auto", "eot", "batch", "statistics", "feature")],
+    "Training": [f"train/{name}" for name in "adversarial mixture advbn apart sam gaussian ligs".split()],
+    "Attacks": [f"attacks/{name}" for name in "pgd apgd square auto eot batch statistics feature".split()],
     "Test-time statistics": ["adapt/per_batch", "adapt/frozen", "adapt/stream"],
     "Certificates": ["certify/smoothing"],
     "Measurements": [f"measure/{name}" for name in ("ligs", "landscape", "gradients", "corruption_error")],

@@ -1,4 +1,4 @@
-"""What all tests share. torchvision comes without its compiled operators here; it imports if they are declared."""
+"""What all tests share. torchvision lacks its compiled operators here; it imports if they are declared."""
 
 import os
 
