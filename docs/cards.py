@@ -8,8 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "trimtab"
 CARDS = {
     "The core": ["norm/setting", "norm/layer", "norm/moments", "norm/fold"],
-    "Training": [f"train/{name}" for name in "adversarial mixture advbn apart sam gaussian ligs".split()],
-    "Attacks": [f"attacks/{name}" for name in "pgd apgd square auto eot batch statistics feature".split()],
+    "Training": [
+        *("train/adversarial", "train/mixture", "train/advbn", "train/apart"),
+        *("train/sam", "train/gaussian", "train/ligs"),
+    ],
+    "Attacks": [
+        *("attacks/pgd", "attacks/apgd", "attacks/square", "attacks/auto"),
+        *("attacks/eot", "attacks/batch", "attacks/statistics", "attacks/feature"),
+    ],
     "Test-time statistics": ["adapt/per_batch", "adapt/frozen", "adapt/stream"],
     "Certificates": ["certify/smoothing"],
     "Measurements": [f"measure/{name}" for name in ("ligs", "landscape", "gradients", "corruption_error")],

@@ -75,9 +75,7 @@ class Certify:
         title = f"{self.model} on {images.name}: certified accuracy by l2 radius, {draws}"
         if self.adapt:
             title += f"; statistics {statistics}"
-        show.table(
-            title, ["", *(name.replace("certified at", "r =") for name in names)], rows, right=range(1, 20)
-        )
+        show.table(title, ["", *(name.replace("radius", "r =") for name in names)], rows, right=range(1, 20))
         return 0
 
     def _frozen(self, model: Any, sigma: float) -> tuple[Any, str]:

@@ -49,9 +49,7 @@ class Certified(Condition):
     def figures(self, columns: Columns) -> dict[str, float]:
         right, radius = columns["correct"].bool(), columns["radius"]
         steps = range(int(max_radius(float(self.sigma), self.n, self.alpha) / STEP) + 1)
-        at = {
-            f"certified at {STEP * k:g}": float((right & (radius >= STEP * k)).double().mean()) for k in steps
-        }
+        at = {f"radius {STEP * k:g}": float((right & (radius >= STEP * k)).double().mean()) for k in steps}
         return {**at, "abstains": float(columns["abstains"].double().mean())}
 
     def __str__(self) -> str:
