@@ -3,10 +3,10 @@
     python benchmarks/corruptions.py [--sizes 32 224] [--rounds 5] [--threads 1] [--cpu] [NAME ...]
 
 One process, ours and theirs in turns, the same job for both: a uint8 batch (N, C, H, W) of photographs in,
-the corrupted batch out (theirs take the images one by one). Times are per image, averaged over the severities,
-the least of the rounds. One thread each unless told otherwise, since on a busy machine threads wait for each
-other; there also measure processor time, --cpu. Exit code 1 if the whole takes more than a tenth of their
-time, or any corruption more than all of it.
+the corrupted batch out (theirs take the images one by one). Times are per image, averaged over the
+severities, the least of the rounds. One thread each unless told otherwise, since on a busy machine threads
+wait for each other; there also measure processor time, --cpu. Exit code 1 if the whole takes more than a
+tenth of their time, or any corruption more than all of it.
 """
 
 from __future__ import annotations

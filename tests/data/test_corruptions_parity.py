@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.data.corruption_images import as_levels, as_tensor, photographs, psnr
 from tests.reference.imagecorruptions_oracle import chance, constants, corrupted, folder
 
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, apply, corrupt
+from trimtab.data.corruptions.digital import affine_map
 from trimtab.data.corruptions.tables import IMAGENET_C
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -166,6 +168,18 @@ def test_elastic_transform_equals_the_package_given_the_same_numbers(image, rng,
     with chance(uniform=lambda low, high, size: low + (high - low) * next(fields)):
         theirs = corrupted(image, "elastic_transform", severity)
     assert difference(ours_given(image, "elastic_transform", severity, Given(uniform1=u)), theirs) < 0.02
+
+
+def test_the_affine_part_of_the_elastic_transform_equals_opencv_s():
+    image = photographs(32, 1)[0]
+    shifts = np.array([[2.1, -1.3], [-0.4, 1.9], [1.0, 0.7]], np.float32)
+    corners = np.array([[26, 26], [26, 6], [6, 6]], np.float32)  # of the square of two thirds, as published
+    there = cv2.getAffineTransform(corners, corners + shifts)
+    theirs = cv2.warpAffine(image.astype(np.float32), there, (32, 32), borderMode=cv2.BORDER_REFLECT_101)
+    ys, xs = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
+    levels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    ours = affine_map(levels, torch.from_numpy(shifts)[None], ys, xs)[0].permute(1, 2, 0).numpy()
+    assert difference(ours, theirs) < 0.5  # OpenCV reads at positions rounded to 1/32 pixel
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

@@ -10,9 +10,9 @@ grey or colour, instead of fetching sets of files.
   k/255 on the way out, as there. No gradient flows.
 - **Chance** is a function of (seed, id, corruption, severity). An image gets the same corruption, to the
   bit, whatever shares its batch.
-- **Frost** needs pictures of ice that may not be redistributed. By default they are grown (`ice`), with the
-  brightness and contrast of the photographs; `frost_textures=folder` uses the official files. Say which,
-  wherever a number on frost is quoted.
+- **Frost** needs pictures of ice, and the official ones have no stated licence. By default they are grown
+  (`ice`), with the brightness and contrast of the photographs; `frost_textures=folder` uses the official
+  files. Say which, wherever a number on frost is quoted.
 - **Kept**, because the published sets have it: glass blur copies pixels where it means to swap them, fog's
   roughness is squared, and a grey pixel turns red when its saturation is raised by an offset.
 - **Changed**: motion blur is that of the package `imagecorruptions` (ImageMagick's arithmetic without

@@ -37,8 +37,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "saturate": digital.saturate,
 }
 
-ON_BYTES = {"jpeg_compression"}  # these take uint8 images as they are
-
+_ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
 _AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
 _ALMOST = 1e-3  # of a level: what arithmetic may lose of a whole one before it is cut off
 
@@ -60,6 +59,7 @@ def corrupt(
     32 or 224, by the images' size if absent.
     """
     _check(x, name, severity, table)
+    severity = int(severity)
     listed = draws.ids_of(x, ids)
     height, width = x.shape[2:]
     constants = TABLES[table or table_for(height, width)][name][severity - 1]
@@ -69,7 +69,7 @@ def corrupt(
     step = max(1, _AT_ONCE // (x.shape[1] * height * width))
     for start in range(0, len(x), step):
         part = slice(start, start + step)
-        levels = x[part] if name in ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
+        levels = x[part] if name in _ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
         chance = Chance(seed, listed[part], stream, x.device)
         _store(FUNCTIONS[name](levels, chance, *constants, **extra), out[part])
     return out

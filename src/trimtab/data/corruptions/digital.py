@@ -117,7 +117,8 @@ def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
     code = partial(_through_jpeg, quality=int(quality))
     threads = torch.get_num_threads() if images[0].size >= 1 << 15 else 1
     if threads == 1:  # also for small images: most of their time is Python's, which threads cannot share
-        list(map(code, images, coded))
+        for image, target in zip(images, coded, strict=True):
+            code(image, target)
     else:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(code, images, coded))

@@ -49,6 +49,7 @@ def write_cifar10_c(
                     here = (severity - 1) * count + start
                     file[here : here + len(some)] = _bytes(changed)
             file.flush()
+            del file  # unmapped before it is renamed
     with placed(paths[-1]) as part, open(part, "wb") as handle:
         np.save(handle, np.tile(labels.cpu().numpy().astype(np.uint8), 5))
     return paths

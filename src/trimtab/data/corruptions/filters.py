@@ -1,7 +1,8 @@
 """What several corruptions are made of: chance, Gaussian smoothing, zoom, motion, sampling along a map.
 
-Inside this package images are levels 0..255 in float32, (N, C, H, W). Every function here gives an image the
-same bits whatever shares its batch: it works row by row, by one fixed-shape product per image, or exactly.
+Inside this package images are levels 0..255 in float32, (N, C, H, W). Every function gives an image the same
+bits whatever shares its batch, which rules out some ways of computing it (sums split by the batch, batched
+FFTs).
 """
 
 from __future__ import annotations

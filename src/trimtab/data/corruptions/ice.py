@@ -1,9 +1,10 @@
 """Pictures of ice for the frost corruption: our own, grown from fern-shaped crystals, or the official ones.
 
-The published sets overlay photographs that may not be redistributed here. By default five procedural pictures
-stand in for them, with the brightness, tint and contrast of the five photographs that the published code
-draws from, so that the severities mean the same; a number on frost is then not comparable to the last digit.
-Given the folder of the official files (`frost1.png` ... `frost6.jpg`), those are used as published.
+The published sets overlay photographs whose licence is not stated, so they are not in this package. By
+default five procedural pictures stand in for them, with the brightness, tint and contrast of the five that
+the published code draws from: the severities mean the same, but a number on frost is not comparable to the
+last digit. Given the folder of the official files (`frost1.png` ... `frost6.jpg`), those are used as
+published.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ def _originals(folder: str | None) -> tuple[Tensor, ...]:
 @cache
 def _photographs(folder: str) -> tuple[Tensor, ...]:
     """The first five of the folder: the published code never draws the sixth."""
-    files = sorted(f for f in Path(folder).glob("frost*") if f.suffix in {".png", ".jpg"})[:5]
+    files = sorted(Path(folder).glob("frost[1-6].*"))[:5]
     if not files:
         raise BadInput(
             f"no frost textures in {folder!r}; give the folder that holds frost1.png ... frost6.jpg, or None"
         )
-    return tuple(
-        torch.from_numpy(np.array(Image.open(f).convert("RGB"))).permute(2, 0, 1).float() for f in files
-    )
+    try:
+        pixels = [np.array(Image.open(file).convert("RGB")) for file in files]
+    except OSError as problem:
+        raise BadInput(f"a frost texture in {folder!r} is not a readable image: {problem}") from None
+    return tuple(torch.from_numpy(picture).permute(2, 0, 1).float() for picture in pixels)
 
 
 @cache
