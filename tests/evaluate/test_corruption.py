@@ -15,7 +15,8 @@ def card(accuracy, clean=0.9) -> Card:
 
     rows = [row("clean", clean)]
     for name in CORRUPTIONS:
-        rows += [row(f"{name.replace('_', ' ')}, severity {s}", accuracy(s)) for s in range(1, 6)]
+        named = "frost (grown ice)" if name == "frost" else name.replace("_", " ")
+        rows += [row(f"{named}, severity {s}", accuracy(s)) for s in range(1, 6)]
     return Card("net", "data", "corruptions", tuple(rows), ())
 
 

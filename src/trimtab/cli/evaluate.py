@@ -110,7 +110,10 @@ class Evaluate:
         states = list(dict.fromkeys(row.state for row in card.rows))
         judged = [corruption_errors(card, state, baseline) for state in states]
         rows = [
-            [name.replace("_", " "), *(show.percent(found.mean_errors[name]) for found in judged)]
+            [
+                "frost (grown ice)" if name == "frost" else name.replace("_", " "),
+                *(show.percent(found.mean_errors[name]) for found in judged),
+            ]
             for name in judged[0].errors
         ]
         rows += [["clean", *(show.percent(found.clean) for found in judged)]]
@@ -122,7 +125,6 @@ class Evaluate:
         against = f", mCE against {baseline.name}" if baseline else ""
         title = f"{card.model} on {card.data}: error by corruption, mean of five severities{against}"
         show.table(title, ["corruption", *states], rows, right=range(1, 9))
-        show.out.print("Frost is grown ice, not the photographs of the published sets.", markup=False)
         show.trust(card)
 
 

@@ -112,13 +112,23 @@ class Noise(Condition):
 class Corrupted(Condition):
     name: str
     severity: int = 3
+    frost_textures: str | None = None
+    """The folder of the official pictures of ice; ice is grown without it, and the name says which."""
     kind: ClassVar[str] = "corruption"
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
-        return corrupt(batch.x, self.name, self.severity, seed=seed, ids=batch.ids)
+        textures = self.frost_textures
+        return corrupt(batch.x, self.name, self.severity, seed=seed, ids=batch.ids, frost_textures=textures)
 
     def __str__(self) -> str:
-        return f"{self.name.replace('_', ' ')}, severity {self.severity}"
+        ice = (
+            ""
+            if self.name != "frost"
+            else " (grown ice)"
+            if self.frost_textures is None
+            else " (official ice)"
+        )
+        return f"{self.name.replace('_', ' ')}{ice}, severity {self.severity}"
 
 
 @dataclass(frozen=True)
