@@ -90,8 +90,13 @@ def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | 
     named = found and re.fullmatch(r"(.+), severity (\d)", found[0])
     if named:
         batch = data.take(torch.arange(min(128, len(data))))
-        changed = corrupt(batch.x, named[1].replace(" ", "_"), int(named[2]), ids=batch.ids)
+        changed = corrupt(batch.x, _corruption(named[1]), int(named[2]), ids=batch.ids)
         yield from _turned(f"Corrupted: {named[0]}", model, data, batch, changed)
+
+
+def _corruption(words: str) -> str:
+    """The name behind a condition's words: `frost (grown ice)` is `frost`."""
+    return words.partition(" (")[0].replace(" ", "_")
 
 
 @torch.no_grad()
