@@ -46,6 +46,8 @@ class Victim:
     ids: list[int]
     coupled: bool
     """Whether images of a batch influence each other; then none may leave it."""
+    judged: bool = True
+    """Whether anyone asks what became of each image; if not, a last look at them can be saved."""
 
 
 class Attack:
@@ -59,12 +61,18 @@ class Attack:
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Tensor:
         """Adversarial images for `x`, within the budget and in [0, 1]; the model is left as it was."""
-        return self.outcome(model, x, y, seed, ids).x
+        return self.outcome(model, x, y, seed, ids, judged=False).x
 
     def outcome(
-        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        seed: int = 0,
+        ids: Tensor | Sequence[int] | None = None,
+        judged: bool = True,
     ) -> Outcome:
-        """As calling the attack, with what happened to each image."""
+        """As calling the attack, with what happened to each image (unless it is not to be `judged`)."""
         check_images(x, y)
         if len(x) == 0:
             empty = torch.zeros(0, dtype=torch.bool, device=x.device)
@@ -79,7 +87,7 @@ class Attack:
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
-            found = self.run(Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled))
+            found = self.run(Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged))
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
 

@@ -42,9 +42,15 @@ class ThroughBatch(Attack):
         return f"{self.attack} through the batch statistics (rho={self.rho:g})"
 
     def outcome(
-        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        seed: int = 0,
+        ids: Tensor | Sequence[int] | None = None,
+        judged: bool = True,
     ) -> Outcome:
-        return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids)
+        return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids, judged)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,13 @@ class EOT(Attack):
         return f"EOT over {self.m} classifiers of {self.attack}"
 
     def outcome(
-        self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        seed: int = 0,
+        ids: Tensor | Sequence[int] | None = None,
+        judged: bool = True,
     ) -> Outcome:
         sampler = self.sampler
         if sampler is None:
@@ -64,7 +70,7 @@ class EOT(Attack):
             drawn = list(sampler)
         else:
             drawn = [sampler(draws.key(seed, i) >> 1) for i in range(self.m)]
-        return self.attack.outcome(MeanProbability(drawn), x, y, seed, ids)
+        return self.attack.outcome(MeanProbability(drawn), x, y, seed, ids, judged)
 
 
 class MeanProbability(nn.Module):

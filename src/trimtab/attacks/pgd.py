@@ -16,7 +16,7 @@ Changed   the target excludes the true class (the paper draws it from all classe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class PGD(Attack):
         return f"{kind}, {self.budget}, step {pretty(self.step)}{tries}, {self.score} iterate"
 
     def run(self, victim: Victim, marks: Sequence[int] = ()) -> Outcome:
+        if self.restarts > 1:
+            victim = replace(victim, judged=True)  # to choose among them
         best = self._one_try(victim, 0, marks)
         for restart in range(1, self.restarts):
             best = _worse_of(victim, best, self._one_try(victim, restart, ()))
@@ -144,6 +146,9 @@ def climb(
     x, centre, y = start, victim.x, victim.y
     broken = torch.zeros(n, dtype=torch.bool, device=start.device)
     for t in range(steps + 1):
+        if t == steps and not (victim.judged or leave):
+            out = x.detach()
+            break
         x = x.detach().requires_grad_(t < steps)
         with torch.set_grad_enabled(t < steps):
             z = net(x)
