@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference.networks import PUBLIC, differing, public, state
 from trimtab import norm
@@ -88,3 +90,24 @@ def test_copies_and_pickles_of_a_steered_model_are_invisible_too(name: str) -> N
 def test_autocast_makes_no_difference(name: str) -> None:
     wanted = step(public(name).train(), autocast=True)
     assert differing(wanted, step(norm.steer(public(name)).train(), autocast=True)) == []
+
+
+class Recorder(TorchDispatchMode):
+    """The operators that run, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_steered_model_that_nobody_steers_runs_the_operators_of_the_stock_one(training: bool) -> None:
+    with Recorder() as stock:
+        step(public("timm regnety_002").train(training))
+    with Recorder() as steered:
+        step(norm.steer(public("timm regnety_002")).train(training))
+    assert stock.ran == steered.ran
