@@ -39,6 +39,8 @@ from trimtab.types import BadInput
 BLOCK = 50
 """Draws that share a generator."""
 THREADS = 2
+BATCH_ON_CPU, BATCH_ELSEWHERE = 50, 1000
+"""Rows of a forward pass by default. On a CPU larger ones spend their time on fresh memory pages."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how many draws are done (or spared), and how many there are."""
@@ -118,7 +120,7 @@ def sampler(
     ids: Sequence[int],
     sigma: float,
     seed: int,
-    batch_size: int,
+    batch_size: int | None,
     progress: Progress | None,
     total: int,
 ) -> Iterator[Sampler]:
@@ -126,6 +128,9 @@ def sampler(
     check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels play no part here
     if len(x) == 0:
         raise BadInput("there are no images to certify")
+    if batch_size is None:
+        batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
+    require_positive(batch_size=batch_size)
     # A probe that knows nothing of x: how the networks are built must not depend on the images.
     source = torch.Generator().manual_seed(0)
     probe = torch.rand(4, *x.shape[1:], generator=source)
@@ -141,9 +146,14 @@ def sampler(
         raise BadInput(f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}") from error
     images = x.detach().movedim(1, -1).contiguous()
     with ThreadPoolExecutor(THREADS) as pool:
-        yield Sampler(
-            images, ids, sigma, seed, classes, batch_size, networks, pool, _counter(progress, total)
-        )
+        advance = _counter(progress, total)
+        yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
+
+
+def require_positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise BadInput(f"{name} must be a whole number from 1 on, found {value!r}")
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
-from trimtab.certify.sampling import BLOCK, Progress, sampler
+from trimtab.certify.sampling import BLOCK, Progress, require_positive, sampler
 from trimtab.types import BadInput, number, pretty
 
 VERSION = 1
@@ -100,7 +100,7 @@ def certify(
     *,
     statistics: str | None = None,
     give_up: float = 1e-6,
-    batch_size: int = 100,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Certificates:
     """The smoothed classifier's class and certified l2 radius for each image of x (N, C, H, W) in [0, 1].
@@ -108,10 +108,10 @@ def certify(
     An image's result is a function of (model, image, id, seed, sigma, n0, n, alpha, give_up) alone: not of
     the batch size, nor of the other images in x. `statistics` says where the model's normalisation
     statistics come from; else its own `provenance` does. An image that n draws would certify is given up
-    early with at most the chance `give_up`; at 0 none is.
+    early with at most the chance `give_up`; at 0 none is. `batch_size` is only a matter of speed.
     """
     sigma, alpha = _numbers(sigma, alpha)
-    _require_positive(n0=n0, n=n, batch_size=batch_size)
+    require_positive(n0=n0, n=n)
     if not 0 <= give_up < 1:
         raise BadInput(f"give_up must be a chance from 0 to below 1, found {give_up:g}")
     ends = looks(n)
@@ -158,7 +158,7 @@ def predict(
     seed: int = 0,
     ids: Tensor | Sequence[int] | None = None,
     *,
-    batch_size: int = 100,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """The smoothed classifier's class for each image, -1 where n draws do not settle it at level alpha.
@@ -166,7 +166,7 @@ def predict(
     A class that is returned is wrong (not g's) with probability at most alpha.
     """
     sigma, alpha = _numbers(sigma, alpha)
-    _require_positive(n=n, batch_size=batch_size)
+    require_positive(n=n)
     with sampler(model, x, draws.ids_of(x, ids), sigma, seed, batch_size, progress, len(x) * n) as sample:
         return torch.from_numpy(winner(sample.count(np.arange(len(x)), 0, n), alpha))
 
@@ -200,12 +200,6 @@ def _numbers(sigma: float | str, alpha: float | str) -> tuple[float, float]:
     if not 0 < alpha < 1:
         raise BadInput(f"alpha, the chance of a wrong certificate, must lie between 0 and 1, found {alpha:g}")
     return sigma, alpha
-
-
-def _require_positive(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} must be a whole number from 1 on, found {value!r}")
 
 
 def _provenance(model: nn.Module) -> str:
