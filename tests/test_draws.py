@@ -14,15 +14,15 @@ IDS = [7, 0, 3, 12, 5, 9]
 
 @pytest.mark.parametrize("fill", [draws.uniform, draws.normal])
 def test_an_image_gets_the_same_numbers_in_any_batch_order_and_layout(fill: object) -> None:
-    whole = fill(LIKE, 1, IDS)  # type: ignore[operator]
+    whole = fill(LIKE, 1, IDS)
     for order in ([3], [5, 0, 2], [4, 3, 2, 1, 0]):
-        part = fill(LIKE[order], 1, [IDS[i] for i in order])  # type: ignore[operator]
+        part = fill(LIKE[order], 1, [IDS[i] for i in order])
         assert torch.equal(part, whole[order])
     last = LIKE.contiguous(memory_format=torch.channels_last)
-    laid_out = fill(last, 1, IDS)  # type: ignore[operator]
+    laid_out = fill(last, 1, IDS)
     assert torch.equal(laid_out, whole)
     assert laid_out.is_contiguous(memory_format=torch.channels_last)
-    assert fill(LIKE.double(), 1, IDS).dtype == torch.float64  # type: ignore[operator]
+    assert fill(LIKE.double(), 1, IDS).dtype == torch.float64
 
 
 def test_seed_id_and_draw_each_change_the_numbers() -> None:

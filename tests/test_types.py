@@ -23,7 +23,7 @@ def test_numbers_are_read_as_people_write_them(written: str | float, meant: floa
 @pytest.mark.parametrize("written", ["eight", "1/0", "1/2/3", "", "nan", "inf", float("nan"), None, [1]])
 def test_what_is_no_number_is_told(written: object) -> None:
     with pytest.raises(BadInput, match="number"):
-        number(written)  # type: ignore[arg-type]
+        number(written)
 
 
 def test_bad_input_is_a_value_error() -> None:

@@ -492,7 +492,7 @@ def test_moments_are_wide_and_the_output_is_as_narrow_as_the_input(knobs: dict[s
 def test_a_model_in_half_precision_is_steered_too(x: Tensor) -> None:
     layer = norm.steer(season(nn.BatchNorm2d(C)).bfloat16())
     for knobs in ({"groups": 2}, {"update": 0.5}, {"source": "blend", "rho": 0.3}, {"shift": None}):
-        with norm.use(layer, **knobs), norm.observe(layer):  # type: ignore[arg-type]
+        with norm.use(layer, **knobs), norm.observe(layer):
             assert layer(x.bfloat16()).dtype == torch.bfloat16
 
 

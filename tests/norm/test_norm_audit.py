@@ -15,9 +15,9 @@ from trimtab import norm
 @pytest.fixture(params=["stock", "steered"])
 def model(request: pytest.FixtureRequest) -> Small:
     sound = small()
-    sound.bn1.num_batches_tracked.fill_(10)  # type: ignore[union-attr]
-    sound.bn2.num_batches_tracked.fill_(10)  # type: ignore[union-attr]
-    return norm.steer(sound) if request.param == "steered" else sound  # type: ignore[return-value]
+    sound.bn1.num_batches_tracked.fill_(10)
+    sound.bn2.num_batches_tracked.fill_(10)
+    return norm.steer(sound) if request.param == "steered" else sound
 
 
 def troubles(audit: norm.Audit) -> dict[str, list[str]]:
@@ -69,8 +69,8 @@ def test_statistics_of_another_domain_show_on_data(model: Small) -> None:
 
 def test_drift_is_measured_in_running_deviations() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3, eps=0.0)).double()
-    model[0].running_mean.fill_(1.0)  # type: ignore[union-attr,operator]
-    model[0].running_var.fill_(4.0)  # type: ignore[union-attr,operator]
+    model[0].running_mean.fill_(1.0)
+    model[0].running_var.fill_(4.0)
     x = images(8, 3, 4, 4)
     x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True, correction=0)
     row = norm.audit(model, [3 * x + 1.5]).layers[0]  # mean 1.5, deviation 3

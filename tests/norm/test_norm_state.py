@@ -16,7 +16,7 @@ from trimtab.types import BadInput
 
 @pytest.fixture
 def model() -> Small:
-    return norm.add_branch(norm.steer(small()), "adv")  # type: ignore[return-value]
+    return norm.add_branch(norm.steer(small()), "adv")
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_a_snapshot_of_another_model_is_refused(model: Small) -> None:
 
 def test_recalibrating_estimates_over_all_images_however_they_are_cut(x: Tensor) -> None:
     model = norm.steer(small())
-    received = model.conv1(x).detach()  # type: ignore[operator]
+    received = model.conv1(x).detach()
     for batches in ([x], [x[:3], x[3:8], x[8:]], ((part, "label") for part in x.split(5))):
         one = copy.deepcopy(model)
         norm.recalibrate(one, batches)
-        assert torch.allclose(one.bn1.running_mean, received.mean((0, 2, 3)))  # type: ignore[arg-type]
+        assert torch.allclose(one.bn1.running_mean, received.mean((0, 2, 3)))
         assert torch.allclose(
-            one.bn1.running_var,  # type: ignore[arg-type]
+            one.bn1.running_var,
             received.var((0, 2, 3), correction=0),
         )
 
@@ -77,13 +77,13 @@ def test_recalibrating_pools_what_deeper_layers_see_behind_batch_statistics(x: T
     parts = [x[:4], x[4:]]
     seen = []
     for part in parts:  # by hand: the first layer normalises by this very batch
-        h = model.conv1(part)  # type: ignore[operator]
-        h = nn.functional.batch_norm(h, None, None, model.bn1.weight, model.bn1.bias, True)  # type: ignore[arg-type]
-        seen.append(model.conv2(torch.relu(h)).detach())  # type: ignore[operator]
+        h = model.conv1(part)
+        h = nn.functional.batch_norm(h, None, None, model.bn1.weight, model.bn1.bias, True)
+        seen.append(model.conv2(torch.relu(h)).detach())
     everything = torch.cat(seen)
     norm.recalibrate(model, parts)
-    assert torch.allclose(model.bn2.running_mean, everything.mean((0, 2, 3)))  # type: ignore[arg-type]
-    assert torch.allclose(model.bn2.running_var, everything.var((0, 2, 3), correction=0))  # type: ignore[arg-type]
+    assert torch.allclose(model.bn2.running_mean, everything.mean((0, 2, 3)))
+    assert torch.allclose(model.bn2.running_var, everything.var((0, 2, 3), correction=0))
 
 
 def test_recalibrating_touches_one_branch_and_nothing_else(model: Small, x: Tensor) -> None:
@@ -168,7 +168,7 @@ def test_freezing_a_branch_stops_its_parameters_only(model: Small) -> None:
 def test_freezing_inside_use_is_refused_and_does_nothing(model: Small) -> None:
     for change in (norm.freeze, norm.thaw, norm.release):
         with norm.use(model, groups=2), pytest.raises(BadInput, match="inside a use"):
-            change(model)  # type: ignore[operator]
+            change(model)
         assert all(p.requires_grad for p in model.parameters())
         assert len(norm.layers(model)) == 2
 

@@ -73,7 +73,7 @@ def test_a_branch_adds_keys_under_its_layer_and_touches_no_other() -> None:
     ],
 )
 def test_a_half_that_a_branch_shares_is_absent(halves: dict[str, bool], kept: set[str]) -> None:
-    model = norm.add_branch(norm.steer(nn.BatchNorm2d(3)), "adv", **halves)  # type: ignore[arg-type]
+    model = norm.add_branch(norm.steer(nn.BatchNorm2d(3)), "adv", **halves)
     own = {name.split(".")[-1] for name in model.state_dict() if name.startswith("branches.adv.")}
     assert own == kept
 
@@ -123,7 +123,7 @@ def test_release_of_a_branch_that_shares_a_half_takes_the_shared_one() -> None:
 def test_a_plan_rebuilds_the_branches_that_a_state_dict_needs() -> None:
     model = norm.add_branch(norm.steer(small()), "one")
     norm.add_branch(model, "two", copy_of="one", affine=False)
-    norm.add_branch(model.bn2, "tail", statistics=False)  # type: ignore[arg-type]
+    norm.add_branch(model.bn2, "tail", statistics=False)
     for value in model.state_dict().values():
         value.copy_(value * 1.5)
     again = norm.rebuild(small(seed=5), norm.plan(model))
@@ -173,9 +173,9 @@ def test_without_normalisation_only_the_activation_is_left_and_works_on_a_copy()
     """timm's fused layers act in place: fine on what they normalised, not on what they were given."""
     model = public("timm efficientnet_b0").eval()
     x = images(2, 32, 4, 4, dtype=torch.float32)
-    wanted, kept = type(model.bn1.act)()(x), x.clone()  # type: ignore[operator,union-attr]
+    wanted, kept = type(model.bn1.act)()(x), x.clone()
     norm.swap(model, "none")
-    assert torch.equal(model.bn1(x), wanted)  # type: ignore[operator]
+    assert torch.equal(model.bn1(x), wanted)
     assert torch.equal(x, kept)
 
 
@@ -191,14 +191,14 @@ def test_swapping_keeps_mode_width_and_sharing() -> None:
     shared = nn.BatchNorm2d(4).double().eval()
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": shared})
     norm.swap(model, "gn")
-    assert model["a"] is model["c"] is model["b"][0]  # type: ignore[index]
+    assert model["a"] is model["c"] is model["b"][0]
     assert model["a"].weight.dtype == torch.float64
     assert not model["a"].training
 
 
 def test_a_layer_without_parameters_or_statistics_is_swapped() -> None:
     model = nn.Sequential(nn.BatchNorm2d(4, affine=False, track_running_stats=False))
-    assert type(norm.swap(model, "gn")[0]) is nn.GroupNorm  # type: ignore[index]
+    assert type(norm.swap(model, "gn")[0]) is nn.GroupNorm
 
 
 def test_group_normalisation_takes_most_groups_that_leave_two_channels_in_each() -> None:

@@ -17,7 +17,7 @@ from trimtab.types import BadInput
 
 @pytest.fixture
 def model() -> Small:
-    return norm.add_branch(norm.steer(small()), "adv")  # type: ignore[return-value]
+    return norm.add_branch(norm.steer(small()), "adv")
 
 
 def settings(model: nn.Module) -> list[norm.Setting]:

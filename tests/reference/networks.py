@@ -14,7 +14,6 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         import torchvision
 
-        # `init_weights` of DenseNet-121 and friends takes most of their making; the values do not matter.
         return torchvision.models.get_model(name, weights=None, num_classes=10)
 
     return build
@@ -81,7 +80,7 @@ class Small(nn.Module):
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> Small:
     torch.manual_seed(seed)
-    return season(Small().to(dtype), seed)  # type: ignore[return-value]
+    return season(Small().to(dtype), seed)
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 2) -> Tensor:
