@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint types bench docs clean
 
@@ -20,17 +20,19 @@ types: $(VENV)/.developer
 	$(VENV)/bin/mypy
 
 $(VENV)/.product: pyproject.toml constraints.txt
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) -e .
-	touch $@
+	@echo "Setting up $(VENV): a minute or two, the first time only"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) -e .
+	@touch $@
 
 # torchvision, timm and torchattacks come without their dependencies: there is no CPU wheel of torchvision
 # to resolve against, and they are only compared with in the tests.
 $(VENV)/.developer: $(VENV)/.product requirements-dev.txt requirements-nodeps.txt
-	$(PIP) -r requirements-dev.txt
-	$(PIP) --no-deps -r requirements-nodeps.txt
-	touch $@
+	@echo "Adding what the tests need to $(VENV)"
+	@$(PIP) -r requirements-dev.txt
+	@$(PIP) --no-deps -r requirements-nodeps.txt
+	@touch $@
 
 docs: $(VENV)/.product
 	$(PIP) -r requirements-docs.txt
