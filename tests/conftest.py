@@ -1,10 +1,8 @@
 """What all tests share. torchvision lacks its compiled operators here; it imports if they are declared."""
 
-import os
-
 import torch
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+torch.set_num_threads(1)  # tests run side by side; threads that wait for each other would only slow them
 
 _operators = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from trimtab.evaluate import Card
+    from trimtab.evaluate import Card, Row
 
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -26,8 +26,11 @@ def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> None:
     made = Table(title=escape(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    wide = max((len(row[0]) for row in rows), default=0) < 40  # longer names may break
     for index, name in enumerate(columns):
-        made.add_column(escape(name), justify="right" if index in right else "left", no_wrap=index == 0)
+        made.add_column(
+            escape(name), justify="right" if index in right else "left", no_wrap=index == 0 and wide
+        )
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     out.print(made)
@@ -52,19 +55,25 @@ def scorecard(card: Card) -> None:
     """Accuracy under every condition, a column for each norm state; then the trust card."""
     states = list(dict.fromkeys(row.state for row in card.rows))
     found = {(row.condition, row.seed, row.state): row for row in card.rows}
-    rows = []
-    for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows):
-        cells = [found.get((condition, seed, state)) for state in states]
-        score = next((cell.score for cell in cells if cell is not None), "")
-        rows.append([condition, score, *(accuracy(c.accuracy, c.interval) if c else "" for c in cells)])
+    rows = [
+        [condition, *(_cell(found.get((condition, seed, state))) for state in states)]
+        for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows)
+    ]
     n = max((row.n for row in card.rows), default=0)
     table(
-        f"{card.model} on {card.data}, {n} images: accuracy and its 95 % interval",
-        ["condition", "scored", *states],
+        f"{card.model} on {card.data}, {n} images: accuracy in %, and its 95 % interval",
+        ["condition", *states],
         rows,
-        right=range(2, 2 + len(states)),
+        right=range(1, 1 + len(states)),
     )
     trust(card)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    low, high = row.interval
+    return f"{100 * row.accuracy:.1f} [{100 * low:.0f}-{100 * high:.0f}]"
 
 
 def trust(card: Card) -> None:
