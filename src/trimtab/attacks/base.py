@@ -6,7 +6,7 @@ contains only its idea, in `run`. Anything else that maps (model, x, y) to image
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -19,6 +19,8 @@ from trimtab.attacks.guard import couples_batch, fast, guard
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
+SLICE = 64
+"""Images that a CPU works on at once; twice as fast as 256 on a small network."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,33 @@ class Attack:
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
-            found = self.run(Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged))
+            found = in_slices(
+                self.run, Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged)
+            )
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
 
     def run(self, victim: Victim) -> Outcome:
         raise NotImplementedError
+
+
+def in_slices(run: Callable[[Victim], Outcome], victim: Victim) -> Outcome:
+    """Run an attack on a CPU a few images at a time: their features then stay in its caches.
+
+    An image's result does not depend on the others, so this changes nothing but the time it takes.
+    """
+    if victim.coupled or victim.x.device.type != "cpu" or len(victim.x) <= SLICE:
+        return run(victim)
+    parts = []
+    for start in range(0, len(victim.x), SLICE):
+        at = slice(start, start + SLICE)
+        parts.append(run(replace(victim, x=victim.x[at], y=victim.y[at], ids=victim.ids[at])))
+    return Outcome(
+        torch.cat([part.x for part in parts]),
+        torch.cat([part.broken for part in parts]),
+        torch.cat([part.broken_at for part in parts]),
+        {mark: torch.cat([part.marks[mark] for part in parts]) for mark in parts[0].marks},
+    )
 
 
 class InPrecision(nn.Module):
