@@ -1,6 +1,6 @@
 """Certification against the plain published procedure, in one process, interleaved.
 
-    python benchmarks/certify.py [--images 2] [--n 900] [--rounds 5] [--json]
+    python benchmarks/certify.py [--images 4] [--n 1900] [--rounds 5] [--json]
 
 The plain procedure is what Cohen et al. describe: one image at a time, the image repeated to a batch, noise
 of that shape added, the network in eval mode, predictions counted. Its published default is batches of
@@ -77,8 +77,8 @@ def share_taken(p: float, n: int, alpha: float, chance: float, images: int = 2_0
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--images", type=int, default=2)
-    ask.add_argument("--n", type=int, default=900)
+    ask.add_argument("--images", type=int, default=4)
+    ask.add_argument("--n", type=int, default=1_900)
     ask.add_argument("--rounds", type=int, default=5)
     ask.add_argument("--json", action="store_true")
     given = ask.parse_args()

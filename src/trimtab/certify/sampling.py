@@ -85,7 +85,8 @@ class Sampler:
 
     @torch.no_grad()
     def _classify(self, batch: list[Piece]) -> Tensor:
-        rows = torch.cat([self._noisy(*piece) for piece in batch]).movedim(-1, 1)  # (n, C, H, W)
+        noisy = [self._noisy(*piece) for piece in batch]
+        rows = (noisy[0] if len(noisy) == 1 else torch.cat(noisy)).movedim(-1, 1)  # (n, C, H, W)
         network = self.networks.get()
         try:
             return torch.cat([_winners(network, part) for part in rows.split(self.batch_size)])
@@ -95,7 +96,7 @@ class Sampler:
     def _noisy(self, image: int, block: int, n: int) -> Tensor:
         clean = self.images[image]
         noise = gaussian((BLOCK, *clean.shape), self.sigma, self.seed, self.ids[image], block, clean.dtype)
-        return noise[:n].to(clean.device) + clean
+        return noise[:n].to(clean.device).add_(clean)
 
 
 def gaussian(
