@@ -173,6 +173,20 @@ def test_train_takes_a_recipe_with_overrides_and_resumes(capsys):
     assert trimtab.load("file:run") is not None
 
 
+def test_of_several_processes_only_the_first_prints(capsys, monkeypatch):
+    found = as_json(capsys, "train", "smoke", "--out", "alone")
+    assert found["folder"] == "alone"  # and stdout holds nothing else: the bar is on stderr
+    for variable in ("RANK", "LOCAL_RANK"):  # as torchrun and Fabric set them
+        monkeypatch.setenv(variable, "1")
+        code, out, _ = say(capsys, "data", "list")
+        assert (code, out) == (0, "")
+        code, _, err = say(capsys, "audit", "resnet")
+        assert code == 2
+        assert "names no model" in err
+        monkeypatch.delenv(variable)
+        assert "comes with trimtab" in say(capsys, "data", "list")[1]
+
+
 BAD = {
     "unknown model": (("audit", "resnet"), "names no model"),
     "no such file": (("audit", "file:nowhere"), "nowhere"),

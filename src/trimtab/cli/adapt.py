@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.cli.options import Json, Model, Seed, Split
+from trimtab.cli.options import Json, Model, Seed, Split, speaks
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Adapt:
                 evaluate, model, images, suite=shown, store=self.store, limit=self.limit, seed=self.seed,
                 states=[states.Running(), *adapted], batch_size=size, chunk=size, name=self.model,
             )  # fmt: skip
-        if self.save is not None:
+        if self.save is not None and speaks():
             batch = next(iter(data.load(self.data, "train").batches(self.save_images)))
             trimtab.save(
                 adapt.frozen_under_noise(

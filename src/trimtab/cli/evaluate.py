@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from trimtab.cli.options import Json, Model, Seed, Split, Strict
+from trimtab.cli.options import Json, Model, Seed, Split, Strict, speaks
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -91,7 +92,7 @@ class Evaluate:
             self._corruptions(card)
         else:
             show.scorecard(card)
-        if self.page is not None:
+        if self.page is not None and speaks():
             from trimtab import report
 
             report.page([card], self.page, extras=report.gather(model, images, card, self.store))
@@ -129,8 +130,14 @@ class Evaluate:
 
 
 def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:
-    """`evaluate.run` with a bar that shows the bounds on the accuracy so far."""
+    """`evaluate.run` with a bar that shows the bounds on the accuracy so far, shared out under torchrun."""
     from trimtab.cli import show
+
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "LOCAL_WORLD_SIZE" in os.environ:
+        from trimtab.train import Engine
+
+        options["fabric"] = Engine().start("32-true")
+        model = options["fabric"].to_device(model)
 
     with show.progress("evaluating") as tell:
 

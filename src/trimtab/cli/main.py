@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from typing import Annotated
 
 import tyro
@@ -19,6 +20,7 @@ from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
 from trimtab.cli.lens import Lens
+from trimtab.cli.options import speaks
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.train import Train
 
@@ -66,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(command, Train):
         command = command.with_overrides(overrides)
     try:
-        return int(command.run())
+        with ExitStack() as stack:
+            if not speaks():  # of several processes the first one prints; what goes wrong, each one says
+                stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            return int(command.run())
     except ValueError as trouble:
         from trimtab.types import BadInput
 

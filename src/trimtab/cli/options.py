@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import tyro
@@ -17,6 +18,11 @@ Json = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Print J
 Strict = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if there is trouble.")]
 Split = Annotated[str, tyro.conf.arg(help="Which part of the images: train or test.")]
 Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
+
+
+def speaks() -> bool:
+    """Whether this process is the first of those that torchrun or Fabric started, or alone."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def first(images: Any, limit: int | None) -> Any:

@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trimtab.cli.options import speaks
+
 if TYPE_CHECKING:
     from trimtab.evaluate import Card, Row
 
@@ -94,7 +96,7 @@ def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, st
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=err, transient=True, disable=not speaks()) as bar:
         task = bar.add_task(escape(what), total=None)
 
         def tell(done: int, total: int, words: str = "") -> None:

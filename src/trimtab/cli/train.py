@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from trimtab.cli.options import Json
+from trimtab.cli.options import Json, speaks
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Train:
             else:
                 show.out.print(str(cost), markup=False)
             return 0
-        with train.progress_bar() as bar:
+        with train.progress_bar(shown=speaks()) as bar:
             if self.resume is not None:
                 run = train.resume(self.resume, callbacks=[bar], engine=self._engine())
             else:

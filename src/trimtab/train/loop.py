@@ -32,7 +32,7 @@ from trimtab.data.loader import Loader
 from trimtab.train import checkpoint, runs
 from trimtab.train.checkpoint import Progress
 from trimtab.train.optimise import optimiser_for, rate
-from trimtab.train.processes import average
+from trimtab.train.processes import average, companions
 from trimtab.train.recipe import Recipe, read_recipe
 from trimtab.train.runs import Run
 from trimtab.train.start import Engine, loader_for, network, prepared, training_sets
@@ -58,9 +58,8 @@ def fit(
     """
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe({} if recipe is None else recipe)
     fabric = (engine or Engine()).start(recipe.precision)
-    run = runs.create(recipe, folder) if fabric.is_global_zero else Run(Path(folder or ""), recipe)
-    run = Run(Path(fabric.broadcast(str(run.folder))), recipe)
-    with torch.random.fork_rng(enabled=True):
+    run = _created(fabric, recipe, folder)
+    with torch.random.fork_rng(enabled=True), companions(run.folder):
         work = _start(fabric, run, model, data)
         _save(work)
         return _train(work, callbacks)
@@ -78,7 +77,7 @@ def resume(
     if not run.last.exists():
         raise BadInput(f"{folder} has no checkpoint: the run ended before its first one, so start it again")
     fabric = (engine or Engine()).start(run.recipe.precision)
-    with torch.random.fork_rng(enabled=True):
+    with torch.random.fork_rng(enabled=True), companions(run.folder):
         work = _start(fabric, run, model, data)
         work.progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
         return _train(work, callbacks)
@@ -116,6 +115,21 @@ class Work:
     def over(self) -> bool:
         patience = self.recipe.validation.patience
         return self.progress.step >= self.total or (patience is not None and self.progress.waited >= patience)
+
+
+def _created(fabric: Fabric, recipe: Recipe, folder: str | Path | None) -> Run:
+    """The run's folder, made by the first process; if that fails, all of them stop."""
+    made: Path | BadInput | None = None
+    if fabric.is_global_zero:
+        try:
+            made = runs.create(recipe, folder).folder
+        except BadInput as problem:
+            made = problem
+    made = fabric.broadcast(made)
+    if not isinstance(made, Path):
+        assert made is not None
+        raise made
+    return Run(made, recipe)
 
 
 def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -> Work:

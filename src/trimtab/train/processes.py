@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trimtab.norm.synchronise import world_size
+from trimtab.types import BadInput
 
 
 @torch.no_grad()
@@ -34,3 +37,20 @@ def gather(x: Tensor) -> Tensor:
 def rank() -> int:
     """Which of the processes this is."""
     return torch.distributed.get_rank() if world_size() > 1 else 0
+
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe")
+"""How torch's backends say that another process is gone."""
+
+
+@contextmanager
+def companions(folder: Path) -> Iterator[None]:
+    """Say in one sentence that another process of a run has ended."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if world_size() == 1 or not any(words in str(problem) for words in _LOST):
+            raise
+        raise BadInput(
+            f"another process of this run has ended; mend its cause, then go on with --resume {folder}"
+        ) from None

@@ -99,20 +99,21 @@ def _note(order: list[str], name: str, out: Any) -> None:
 
 
 @contextmanager
-def progress_bar(title: str = "training") -> Iterator[Callback]:
-    """A callback that shows steps, losses and the time left on the terminal."""
+def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callback]:
+    """A callback that shows steps, losses and the time left on stderr: stdout is for results."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[now]}"),
     )  # fmt: skip
-    with Progress(*columns) as shown:
-        task = shown.add_task(title, total=None, now="")
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task(title, total=None, now="")
 
         def show(event: Event) -> None:
             now = "  ".join(f"{name} {value:.3f}" for name, value in event.values.items() if name != "epoch")
-            shown.update(task, total=event.steps, completed=event.step, now=f"epoch {event.epoch + 1}  {now}")
+            bar.update(task, total=event.steps, completed=event.step, now=f"epoch {event.epoch + 1}  {now}")
 
         yield show
 
