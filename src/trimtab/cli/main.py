@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from trimtab.cli.evaluate import Evaluate
 from trimtab.cli.lens import Lens
 from trimtab.cli.options import speaks
 from trimtab.cli.report import Report, Runs
+from trimtab.cli.reproduce import Reproduce
 from trimtab.cli.train import Train
 
 Command = (
@@ -34,6 +34,7 @@ Command = (
     | Annotated[Certify, tyro.conf.subcommand("certify")]
     | Annotated[Lens, tyro.conf.subcommand("lens")]
     | Annotated[Construct, tyro.conf.subcommand("construct")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Runs, tyro.conf.subcommand("runs")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
@@ -45,16 +46,11 @@ MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module
 DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
 
 
-FILES = (
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES,
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-)  # fmt: skip
-"""What can be wrong with a file that was named, or with the disk."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if any("\0" in word for word in given):
+        return _say("an argument holds a null byte, which no name of a file or model can")
     overrides: list[str] = []
     if given[:1] == ["train"]:
         given, overrides = Train.split(given)
@@ -82,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as trouble:
-        if trouble.errno not in FILES:
+        if trouble.errno is None:  # not the system's, but some library's own
             raise
         return _say(f"{trouble.filename or 'a file'}: {trouble.strerror or trouble}")
     except KeyboardInterrupt:

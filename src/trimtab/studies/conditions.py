@@ -1,0 +1,53 @@
+"""Conditions that only studies need: images made elsewhere, shown to the model that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.attacks import Attack
+from trimtab.data import Batch
+from trimtab.evaluate.conditions import Columns, Condition, correct
+
+
+@dataclass(frozen=True)
+class CraftedOn(Condition):
+    """The attack runs on one branch, whichever branch is asked to classify: the cross pairs of Mixture BN."""
+
+    attack: Attack
+    branch: str
+    kind: ClassVar[str] = "attack"
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        with norm.use(model, branch=self.branch):
+            x = self.attack(model, batch.x, batch.y, seed=seed, ids=batch.ids)
+        return {"correct": correct(model, x, batch.y)}
+
+    def __str__(self) -> str:
+        return f"{self.attack}, crafted on {self.branch}"
+
+
+@dataclass(frozen=True)
+class Transferred(Condition):
+    """The attack runs on another network, such as the static one behind an adaptive classifier."""
+
+    attack: Attack
+    source: nn.Module
+    kind: ClassVar[str] = "attack"
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        x = self.attack(self.source, batch.x, batch.y, seed=seed, ids=batch.ids)
+        return {"correct": correct(model, x, batch.y)}
+
+    def __str__(self) -> str:
+        return f"{self.attack}, transferred"
+
+
+def worst(columns: Sequence[Tensor]) -> Tensor:
+    """Image by image: right under every one of several attacks."""
+    return torch.stack([column.double() for column in columns]).amin(0)

@@ -1,0 +1,148 @@
+"""The rules by which a claim is judged, written down before anything runs.
+
+Each study declares tests over the names of its rows. A test looks at paired contrasts, one per unit: per
+training seed, or per image where training is not what varies (then each image's values are averaged over the
+networks first). Over n contrasts of mean m and deviation s the interval is Student's, m +- t s / sqrt(n).
+
+    Above   reproduced if the 95 % interval of high - low - by lies above 0; not reproduced if it lies below
+    the
+            smallest effect of interest; else inconclusive
+    Close   two one-sided tests of 5 % each: reproduced if the 90 % interval of a - b lies within the margin,
+            not reproduced if it lies wholly outside; else inconclusive
+
+A claim is reproduced if all its tests are, not reproduced if any is refuted, else inconclusive. A refuted
+claim whose setting the paper itself exempts is `outside the paper's scope`. One unit has no interval:
+inconclusive.
+
+Chance: a directional test of no effect is confirmed by chance in 2.5 % of cases, and an effect of just the
+smallest size of interest refuted in 2.5 %; for equivalence both are 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import ClassVar
+
+from scipy.stats import t as student
+
+from trimtab.types import BadInput
+
+REPRODUCED = "reproduced"
+REFUTED = "not reproduced"
+INCONCLUSIVE = "inconclusive"
+EXEMPT = "outside the paper's scope"
+
+Row = Mapping[str, float]
+"""One unit's numbers, by name."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a test came to."""
+
+    test: str
+    """The test, in words."""
+    mean: float
+    """Of the contrast."""
+    interval: tuple[float, float] | None
+    """At the test's level; None where one unit allows none."""
+    level: float
+    units: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Above:
+    """`high` exceeds `low`, a row's name or a number, by more than `by`."""
+
+    high: str
+    low: str | float
+    by: float = 0.0
+    effect: float = 0.01
+    """The smallest effect of interest: below it, the claim counts as refuted."""
+    level: ClassVar[float] = 0.95
+
+    def __str__(self) -> str:
+        low = self.low if isinstance(self.low, str) else f"{self.low:g}"
+        more = f" + {self.by:g}" if self.by else ""
+        return f"{self.high} > {low}{more} (of interest from {self.effect:g})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.high, self.low) if isinstance(self.low, str) else (self.high,)
+
+    def judge(self, rows: Sequence[Row]) -> Judgement:
+        contrasts = [_value(row, self.high) - _value(row, self.low) - self.by for row in rows]
+        return _judged(self, contrasts, self._verdict)
+
+    def _verdict(self, low: float, high: float) -> str:
+        return REPRODUCED if low > 0 else REFUTED if high < self.effect else INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Close:
+    """`a` and `b` differ by less than `margin`, in either direction."""
+
+    a: str
+    b: str | float
+    margin: float
+    level: ClassVar[float] = 0.90
+
+    def __str__(self) -> str:
+        b = self.b if isinstance(self.b, str) else f"{self.b:g}"
+        return f"{self.a} within {self.margin:g} of {b}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.a, self.b) if isinstance(self.b, str) else (self.a,)
+
+    def judge(self, rows: Sequence[Row]) -> Judgement:
+        return _judged(self, [_value(row, self.a) - _value(row, self.b) for row in rows], self._verdict)
+
+    def _verdict(self, low: float, high: float) -> str:
+        if -self.margin < low and high < self.margin:
+            return REPRODUCED
+        return REFUTED if low > self.margin or high < -self.margin else INCONCLUSIVE
+
+
+Test = Above | Close
+
+
+def ordered(*names: str, effect: float = 0.01) -> list[Test]:
+    """Each name above the next: the parts of an ordering."""
+    return [Above(high, low, effect=effect) for high, low in pairwise(names)]
+
+
+def interval(contrasts: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Student's interval of the mean; none for a single value or where one is not finite."""
+    n = len(contrasts)
+    if n < 2 or not all(map(math.isfinite, contrasts)):
+        return None
+    half = float(student.ppf((1 + level) / 2, n - 1)) * stdev(contrasts) / math.sqrt(n)
+    return fmean(contrasts) - half, fmean(contrasts) + half
+
+
+def overall(judgements: Sequence[Judgement], exempt: bool = False) -> str:
+    """The verdict of a claim from those of its parts."""
+    found = {one.verdict for one in judgements}
+    if REFUTED in found:
+        return EXEMPT if exempt else REFUTED
+    return REPRODUCED if found == {REPRODUCED} else INCONCLUSIVE
+
+
+def _judged(test: Test, contrasts: list[float], verdict) -> Judgement:  # type: ignore[no-untyped-def]
+    at = interval(contrasts, test.level)
+    word = verdict(*at) if at else INCONCLUSIVE
+    return Judgement(str(test), fmean(contrasts), at, test.level, len(contrasts), word)
+
+
+def _value(row: Row, name: str | float) -> float:
+    if isinstance(name, float | int):
+        return float(name)
+    if name not in row:
+        raise BadInput(f"a test asks for {name!r}, which its study did not measure: {', '.join(row)}")
+    return float(row[name])

@@ -1,0 +1,143 @@
+"""Results on disk: they resume, they repeat to the byte, and the page shows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trimtab import studies
+from trimtab.cli import main
+from trimtab.studies import ledger, page
+from trimtab.studies.claim import Claim
+from trimtab.studies.engines import Done, Unit
+from trimtab.studies.verdicts import Above
+from trimtab.types import BadInput
+
+
+def invented(measure, **more):
+    return Claim("MIX-4", "a sentence", {"a": "1"}, (Above("a", "b"),), measure, **more)
+
+
+def run(claim, tmp_path, monkeypatch, seeds=3, **how):
+    monkeypatch.setattr("trimtab.studies.engines.everything", lambda: {claim.id: claim})
+    return ledger.run([claim], "smoke", tmp_path / "out", tmp_path / "work", seeds=seeds, **how)[0]
+
+
+def rows(bench):
+    return {"a": 0.5 + 0.01 * bench.seed, "b": 0.1, "context": float("nan")}
+
+
+def test_seeds_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
+    asked = []
+
+    def counted(bench):
+        asked.append(bench.seed)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return rows(bench)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(invented(counted), tmp_path, monkeypatch)
+    result = run(invented(counted), tmp_path, monkeypatch)
+    assert asked == [0, 1, 2, 2]
+    assert (result.seeds, result.verdict) == ([0, 1, 2], "reproduced")
+
+
+def test_a_rerun_gives_the_same_bytes_whatever_time_it_took(tmp_path, monkeypatch):
+    columns = lambda bench: {"a": torch.rand(9, dtype=torch.float64) * 0 + 1 / 3, "b": [0.1] * 9}  # noqa: E731
+    for name, claim in {"seeds": invented(rows), "images": invented(columns, unit="image")}.items():
+        place = tmp_path / name
+        run(claim, place, monkeypatch)
+        first = (place / "out" / "smoke" / "MIX-4.json").read_bytes()
+        run(claim, place, monkeypatch)
+        assert (place / "out" / "smoke" / "MIX-4.json").read_bytes() == first
+        (place / "out" / "smoke" / "MIX-4.json").unlink()
+        run(claim, place, monkeypatch)
+        assert (place / "out" / "smoke" / "MIX-4.json").read_bytes() == first
+        assert b"seconds" not in first
+
+
+def test_a_study_that_changed_is_measured_anew(tmp_path, monkeypatch):
+    run(invented(rows), tmp_path, monkeypatch)
+    changed = invented(lambda bench: {"a": 0.0, "b": 0.5}, version=2)
+    result = run(changed, tmp_path, monkeypatch)
+    assert (result.means["a"], result.verdict) == (0.0, "not reproduced")
+
+
+def test_over_images_each_ones_values_are_averaged_over_the_networks():
+    claim = invented(rows, unit="image")
+    found = {0: {"a": [1.0, 0.0, 1.0], "b": [0.0] * 3}, 1: {"a": [0.0, 0.0, 1.0], "b": [0.0] * 3}}
+    assert [row["a"] for row in ledger.units(claim, found)] == [0.5, 0.0, 1.0]
+    judged = ledger.Result(claim, "smoke", found).judgements[0]
+    assert (judged.units, judged.mean) == (3, 0.5)
+
+
+def test_times_are_kept_apart(tmp_path):
+    unit = Unit("MIX-4", "smoke", 1, "")
+    ledger.note_time(tmp_path, Done(unit, {"a": 1.0}, 12.34))
+    ledger.note_time(tmp_path, Done(unit, None, 5.0, "key"))
+    assert ledger.times(tmp_path, "smoke") == {"MIX-4": {"1": 12.3}, "networks": {"key": 5.0}}
+
+
+def test_damaged_results_are_told_in_one_sentence(tmp_path):
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "MIX-4.json").write_text("{")
+    with pytest.raises(BadInput, match="move it away"):
+        ledger.read(studies.everything()["MIX-4"], "smoke", tmp_path)
+
+
+def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
+    results = page.publish("laptop", tmp_path)
+    text = (tmp_path / "laptop" / "ledger.md").read_text()
+    assert all(f"## {one.claim.id}\n" in text for one in results)
+    assert "Not run yet" in text
+    assert "chance alone" in text
+    listed = json.loads((tmp_path / "laptop" / "ledger.json").read_text())
+    assert {one["verdict"] for one in listed} == {"not run yet"}
+
+
+def test_a_budget_counts_a_shared_network_once():
+    claims = studies.chosen(["MIX-4"])
+    once, twice = page.plan(claims, "laptop"), page.plan([*claims, *claims], "laptop")
+    assert twice[0] == once[0]
+    assert (twice[1]["networks"], twice[1]["training"]) == (0, 0)
+    assert once[0]["networks"] == 5 * len(claims[0].networks)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("MIX-44",), "there is no claim 'MIX-44'; did you mean MIX-4"),
+        ((), "give a claim"),
+        (("MIX-4", "--scale", "huge"), "there is no scale 'huge'"),
+        (("MIX-4", "--scale", "smoke", "--engine", "slurm"), "there is no engine 'slurm'"),
+        (("MIX-4", "--scale", "smoke", "--seeds", "0"), "at least one seed"),
+    ],
+)
+def test_bad_input_is_one_line(words, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+def test_the_list_shows_claims_with_cost_and_status(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(studies.everything())
+    assert all(one["minutes"] > 0 and one["verdict"] == "not run yet" for one in listed)
+
+
+def test_words_choose_claims():
+    known = studies.everything()
+    assert [one.id for one in studies.chosen(["all"])] == list(known)
+    assert {one.id for one in studies.chosen(["headline"])} == {
+        one.id for one in known.values() if one.headline
+    }
+    assert all(one.paper == "mix" for one in studies.chosen(["mix"]))
+    assert replace(known["MIX-4"]).paper == "mix"

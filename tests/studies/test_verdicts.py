@@ -1,0 +1,108 @@
+"""The rules that claims are judged by, against scipy and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from trimtab.studies.verdicts import (
+    EXEMPT,
+    INCONCLUSIVE,
+    REFUTED,
+    REPRODUCED,
+    Above,
+    Close,
+    interval,
+    ordered,
+    overall,
+)
+from trimtab.types import BadInput
+
+
+def rows(a, b):
+    return [{"a": float(x), "b": float(y)} for x, y in zip(a, b, strict=True)]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 200])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_the_interval_of_paired_contrasts_is_scipys(n, level):
+    drawn = np.random.default_rng(n)
+    a, b = drawn.normal(0.5, 0.1, n), drawn.normal(0.4, 0.1, n)
+    expected = stats.ttest_rel(a, b).confidence_interval(level)
+    assert interval(list(a - b), level) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_a_directional_claim_is_confirmed_exactly_when_the_one_sided_test_of_two_and_a_half_percent_is():
+    drawn = np.random.default_rng(0)
+    for _ in range(200):
+        a, b = drawn.normal(0.02, 0.02, 5), np.zeros(5)
+        p = stats.ttest_rel(a, b, alternative="greater").pvalue
+        refuted = stats.ttest_1samp(a - b, 0.01, alternative="less").pvalue < 0.025
+        expected = REPRODUCED if p < 0.025 else REFUTED if refuted else INCONCLUSIVE
+        assert Above("a", "b", effect=0.01).judge(rows(a, b)).verdict == expected
+
+
+def test_closeness_is_two_one_sided_tests_of_five_percent():
+    drawn = np.random.default_rng(1)
+    seen = set()
+    for mean in (0.0, 0.02, 0.03, 0.05, 0.1):
+        for _ in range(60):
+            d = drawn.normal(mean, 0.01, 4)
+            low = stats.t.sf((d.mean() + 0.03) / (d.std(ddof=1) / 2), 3)
+            high = stats.t.cdf((d.mean() - 0.03) / (d.std(ddof=1) / 2), 3)
+            judged = Close("a", "b", margin=0.03).judge(rows(d, np.zeros(4)))
+            assert (judged.verdict == REPRODUCED) == (max(low, high) < 0.05)
+            assert (judged.verdict == REFUTED) == (min(1 - low, 1 - high) < 0.05)
+            seen.add(judged.verdict)
+    assert seen == {REPRODUCED, REFUTED, INCONCLUSIVE}
+
+
+def test_of_no_effect_one_in_forty_is_confirmed_by_chance():
+    drawn = np.random.default_rng(2)
+    confirmed = sum(
+        Above("a", "b").judge(rows(drawn.normal(0, 0.1, 5), np.zeros(5))).verdict == REPRODUCED
+        for _ in range(2000)
+    )
+    assert stats.binomtest(confirmed, 2000, 0.025).pvalue > 0.001
+
+
+def test_an_effect_of_the_size_of_interest_is_refuted_one_time_in_forty():
+    drawn = np.random.default_rng(3)
+    refuted = sum(
+        Above("a", "b", effect=0.05).judge(rows(drawn.normal(0.05, 0.1, 4), np.zeros(4))).verdict == REFUTED
+        for _ in range(2000)
+    )
+    assert stats.binomtest(refuted, 2000, 0.025).pvalue > 0.001
+
+
+def test_one_seed_or_a_number_that_is_none_decides_nothing():
+    assert Above("a", "b").judge(rows([1], [0])).verdict == INCONCLUSIVE
+    judged = Above("a", "b").judge(rows([1, math.nan], [0, 0]))
+    assert (judged.verdict, judged.interval) == (INCONCLUSIVE, None)
+
+
+def test_contrasts_may_be_against_a_number_and_by_a_distance():
+    assert Above("a", 0.5).judge(rows([0.6, 0.61, 0.62], [0, 0, 0])).verdict == REPRODUCED
+    assert Above("a", "b", by=0.2).judge(rows([0.3, 0.31], [0.2, 0.2])).verdict == REFUTED
+    assert Close("a", 1.0, margin=0.1).judge(rows([0.99, 1.01, 1.0], [0, 0, 0])).verdict == REPRODUCED
+
+
+def test_a_claim_is_as_strong_as_its_weakest_part():
+    tests = ordered("a", "b", "c")
+    good = [{"a": 0.9, "b": 0.5, "c": 0.1}, {"a": 0.91, "b": 0.52, "c": 0.1}, {"a": 0.9, "b": 0.5, "c": 0.12}]
+    judged = [test.judge(good) for test in tests]
+    assert overall(judged) == REPRODUCED
+    swapped = [{"a": row["a"], "b": row["c"], "c": row["b"]} for row in good]
+    refuted = [test.judge(swapped) for test in tests]
+    assert overall(refuted) == REFUTED
+    assert overall(refuted, exempt=True) == EXEMPT
+    assert overall([*judged, Above("a", "b").judge(good[:1])]) == INCONCLUSIVE
+    assert overall(judged, exempt=True) == REPRODUCED
+
+
+def test_a_test_that_asks_for_what_was_not_measured_says_so():
+    with pytest.raises(BadInput, match="'d'"):
+        Above("a", "d").judge(rows([1, 2], [0, 0]))
