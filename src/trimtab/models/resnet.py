@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from trimtab.models.style import Style, chain, fixup_init, he_init, stack
@@ -173,5 +175,35 @@ class Padded(nn.Module):
         self.stride, self.extra = stride, extra
 
     def forward(self, x: Tensor) -> Tensor:
-        before = self.extra // 2
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.extra - before))
+        return thinned(x, self.stride, self.extra)
+
+
+@fx.wrap  # one node for tracers, which cannot look into it
+def thinned(x: Tensor, stride: int, extra: int) -> Tensor:
+    """x[:, :, ::stride, ::stride] between `extra` channels of zeros, with a gradient laid out as x is.
+
+    The gradient of a slice is always channels-first. Where it meets channels-last features, every operation
+    around the shortcut becomes several times slower.
+    """
+    if torch.compiler.is_compiling():  # which settles layouts itself
+        return _thinned(x, stride, extra)
+    kept: Tensor = _Thinned.apply(x, stride, extra)
+    return kept
+
+
+def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
+    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, extra // 2, extra - extra // 2))
+
+
+class _Thinned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int, extra: int) -> Tensor:
+        ctx.like, ctx.stride = torch.empty_like(x, device="meta"), stride
+        ctx.kept = slice(extra // 2, extra // 2 + x.shape[1])
+        return _thinned(x, stride, extra)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        whole = torch.zeros_like(ctx.like, dtype=grad.dtype, device=grad.device)
+        whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
+        return whole, None, None
