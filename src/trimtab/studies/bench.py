@@ -26,7 +26,7 @@ from trimtab.evaluate.conditions import Columns, as_condition
 from trimtab.evaluate.engine import Cell, Subject, measure
 from trimtab.evaluate.keys import digest
 from trimtab.models.files import WEIGHTS
-from trimtab.studies.nets import Made, Net, closure
+from trimtab.studies.nets import Made, Net
 from trimtab.studies.scales import Scale
 from trimtab.train.watch import Event
 from trimtab.types import BadInput
@@ -49,9 +49,9 @@ class Bench:
 
     def network(self, net: Net) -> nn.Module:
         """The trained network: read if it is there, trained (or trained on) if not. Do not change it."""
-        if self.allowed is not None and net not in self.allowed:
-            raise AssertionError(f"the claim does not declare the network {net.recipe} {dict(net.changes)}")
         key = net.key(self.scale, self.seed)
+        if self.allowed is not None and key not in {one.key(self.scale, self.seed) for one in self.allowed}:
+            raise AssertionError(f"the claim does not declare the network {net.recipe} {dict(net.changes)}")
         if key not in self._held:
             self._held[key] = self._made(net, key)
         return self._held[key]
@@ -151,13 +151,6 @@ class Bench:
         kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"
         sizes = {"attack": self.scale.attacked, "corruption": self.scale.corrupted}
         return {"n": sizes.get(kind, self.scale.test), **how}
-
-
-def prepare(nets: Sequence[Net], scale: Scale, seed: int, folder: Path, tell: Tell | None = None) -> None:
-    """Train networks, and all that they need, that are not there yet."""
-    bench = Bench(scale, seed, folder, None, tell)
-    for net in closure(list(nets), scale, seed).values():
-        bench.network(net)
 
 
 @contextmanager

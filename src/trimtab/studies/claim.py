@@ -21,6 +21,7 @@ from trimtab.types import BadInput
 if TYPE_CHECKING:
     from trimtab.studies.bench import Bench
     from trimtab.studies.nets import Net
+    from trimtab.studies.scales import Scale
 
 PAPERS = ("MIX", "ADV", "APA", "ADA", "LIG")
 
@@ -34,7 +35,7 @@ class Claim:
     tests: Sequence[Test]
     measure: Callable[[Bench], Mapping[str, Any]]
     """One seed's rows."""
-    networks: Sequence[Net] = ()
+    networks: Sequence[Net] | Callable[[Scale], Sequence[Net]] = ()
     """Those it may ask the bench for: trained first, shared with other claims, counted once in a budget."""
     headline: bool = False
     """One of those that come first, with more seeds."""
@@ -46,6 +47,10 @@ class Claim:
     """A guess of what measuring costs per seed at laptop scale, beyond the networks."""
     version: int = 1
     """Raised whenever a change of `measure` moves numbers."""
+
+    def nets(self, scale: Scale) -> list[Net]:
+        """Its networks at a scale."""
+        return list(self.networks(scale) if callable(self.networks) else self.networks)
 
     @property
     def paper(self) -> str:

@@ -44,7 +44,8 @@ class Done:
 
 
 def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
-    return closure(list(claim.networks), scale_of(unit.scale, claim.paper), unit.seed)
+    scale = scale_of(unit.scale, claim.paper)
+    return closure(claim.nets(scale), scale, unit.seed)
 
 
 def train_network(unit: Unit, key: str, tell: Tell | None = None) -> Done:
@@ -57,7 +58,7 @@ def train_network(unit: Unit, key: str, tell: Tell | None = None) -> Done:
 def measure_claim(unit: Unit, tell: Tell | None = None) -> Done:
     """The rows of a claim at one seed."""
     claim, bench, began = *_at(unit, tell), time.perf_counter()
-    bench.allowed = claim.networks
+    bench.allowed = claim.nets(bench.scale)
     rows = dict(claim.measure(bench))
     return Done(unit, rows, time.perf_counter() - began)
 

@@ -160,7 +160,7 @@ def settings(claim: Claim, scale: str) -> str:
     amounts = {
         f.name: describe(getattr(at, f.name)) for f in fields(at) if f.name not in ("seeds", "headline")
     }
-    networks = [net.about(at, 0) for net in claim.networks]
+    networks = [net.about(at, 0) for net in claim.nets(at)]
     return digest({"id": claim.id, "version": claim.version, "scale": amounts, "networks": networks})
 
 

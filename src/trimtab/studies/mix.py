@@ -10,8 +10,10 @@ where a claim rests on its failure, a refutation at a small scale is outside the
 
 from __future__ import annotations
 
-from torch import nn
+from functools import cache
+from statistics import fmean
 
+from trimtab import measure
 from trimtab.attacks import FGSM, CurvePGD, Linf
 from trimtab.evaluate import Branch, NormState
 from trimtab.studies.bench import Bench
@@ -30,6 +32,27 @@ MIXED = Net("mix-mixed-paper")
 MBN = Net("mix-mbn-paper")
 AFFINE = Net("mix-mbn-paper", {"objective.separate": "affine"})
 STATISTICS = Net("mix-mbn-paper", {"objective.separate": "statistics"})
+PAIRING = {"objective.alp": 0.5}  # the paper does not state its weight
+ALP = Net("mix-mixed-paper", PAIRING)
+MBN_ALP = Net("mix-mbn-paper", PAIRING)
+GROUP_NORM = {"model": lambda s: f"{s.network},norm=gn"}
+GN_MIXED = Net("mix-gn-paper", GROUP_NORM)
+GN_ADV = Net("mix-adversarial-paper", GROUP_NORM)
+RUNNING = {"norm.running_epochs": lambda s: s.running_epochs}
+ADV_RUNNING = Net("mix-running-paper", RUNNING)
+MBN_RUNNING = Net("mix-mbn-paper", RUNNING)
+MBN_ALP_RUNNING = Net("mix-mbn-paper", {**PAIRING, **RUNNING})
+WEAK = {
+    "objective.attack.steps": lambda s: s.weak_steps,
+    "objective.attack.step_size": lambda s: {"smoke": "16/255", "laptop": "8/255", "paper": "2/255"}[s.name],
+}
+ADV_WEAK = Net("mix-adversarial-paper", WEAK)
+ADV_WEAK_RUNNING = Net("mix-running-paper", {**WEAK, **RUNNING})
+MIXED_WEAK = Net("mix-mixed-paper", WEAK)
+MBN_WEAK = Net("mix-mbn-paper", WEAK)
+ALP_WEAK = Net("mix-mixed-paper", {**PAIRING, **WEAK})
+EPS_8 = {"objective.attack.budget": {"linf": "8/255"}}
+ADV_8, MIXED_8 = Net("mix-adversarial-paper", EPS_8), Net("mix-mixed-paper", EPS_8)
 
 
 def judge(bench: Bench, eps: Linf = EPS) -> CurvePGD:
@@ -38,8 +61,82 @@ def judge(bench: Bench, eps: Linf = EPS) -> CurvePGD:
     return CurvePGD(eps, steps=marks[-1], step_size="1/255", targeted=True, marks=marks)
 
 
-def robust(bench: Bench, model: nn.Module, state: NormState | None = None) -> float:
-    return bench.accuracy(model, judge(bench), state=state)
+def robust(bench: Bench, net: Net, state: NormState | None = None, eps: Linf = EPS) -> float:
+    return bench.accuracy(bench.network(net), judge(bench, eps), state=state)
+
+
+def clean(bench: Bench, net: Net, state: NormState | None = None) -> float:
+    return bench.accuracy(bench.network(net), state=state)
+
+
+SHARES = {"smoke": (100, 50, 0), "laptop": (100, 60, 20, 0), "paper": (100, 80, 60, 40, 20, 0)}
+
+
+@cache
+def mixed(percent: int) -> Net:
+    """Trained on all images as adversarial ones, and on this share of them as they are."""
+    if percent in (0, 100):
+        return MIXED if percent else ADV
+    return Net("mix-mixed-paper", {"objective.clean": percent / 100})
+
+
+@claim(
+    "MIX-1",
+    "Removing clean images from the mix makes an adversarially trained BN network more robust, "
+    "monotonically at the ends",
+    figures={
+        "100 % clean": "20.9", "80 % clean": "20.3", "60 % clean": "15.3", "40 % clean": "29.1",
+        "20 % clean": "32.1", "0 % clean": "39.2",
+    },
+    tests=[Above("0 % clean", "100 % clean"), Above("0 % clean", "fewest clean but none", effect=0.005)],
+    networks=lambda s: [mixed(k) for k in SHARES[s.name]], exempt=EXEMPT, minutes=3,
+)  # fmt: skip
+def fewer_clean_images(bench: Bench) -> dict[str, float]:
+    shares = SHARES[bench.scale.name]
+    rows = {f"{k} % clean": robust(bench, mixed(k)) for k in shares}
+    rows["fewest clean but none"] = rows[f"{shares[-2]} % clean"]
+    return rows | {f"{k} % clean, on clean images": clean(bench, mixed(k)) for k in shares}
+
+
+@claim(
+    "MIX-2",
+    'Only "100 % adv + 0 % clean" is asymptotic in the attack\'s iterations; mixed training keeps falling',
+    figures={
+        "adv only, PGD 10 20 100 500 2000": "52.5 50.0 41.7 39.6 39.2",
+        "mixed, PGD 10 20 100 500 2000": "56.2 53.0 35.6 26.6 20.9",
+        "MBN adv, PGD 10 20 100 500 2000": "51.8 49.1 40.9 38.8 38.3",
+    },
+    tests=[
+        Close("adv only, falls late by", 0.0, margin=0.03),
+        Above("mixed, falls late by", "adv only, falls late by"),
+    ],
+    networks=[ADV, MIXED, MBN], exempt=EXEMPT, minutes=2,
+)  # fmt: skip
+def curves(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    subjects = {"adv only": (ADV, None), "mixed": (MIXED, None), "MBN adv": (MBN, Branch("adv"))}
+    marks = bench.scale.marks
+    for name, (net, state) in subjects.items():
+        model = bench.network(net)
+        columns = bench.columns(model, judge(bench), state, n=bench.scale.attacked)
+        at = {mark: float(columns[f"after {mark}"].double().mean()) for mark in marks}
+        rows |= {f"{name}, PGD-{mark}": accuracy for mark, accuracy in at.items()}
+        rows[f"{name}, falls late by"] = at[marks[(len(marks) - 1) // 2]] - at[marks[-1]]
+        rows[f"{name}, FGSM"] = bench.accuracy(model, FGSM(EPS), state=state)
+    return rows
+
+
+@claim(
+    "MIX-3",
+    "Adversarial logit pairing helps the mixed training only a little",
+    figures={"mixed, robust": "20.9", "mixed + ALP, robust": "23.0", "adv only, robust": "39.2"},
+    tests=[Close("mixed + ALP, robust", "mixed, robust", margin=0.05)],
+    networks=[MIXED, ALP, ADV], minutes=2,
+)  # fmt: skip
+def logit_pairing(bench: Bench) -> dict[str, float]:
+    nets = {"mixed + ALP": ALP, "mixed": MIXED, "adv only": ADV}
+    rows = {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+    return rows | {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
 
 
 @claim(
@@ -58,27 +155,346 @@ def robust(bench: Bench, model: nn.Module, state: NormState | None = None) -> fl
     networks=[ADV, MIXED, MBN, AFFINE, STATISTICS, CLEAN], headline=True, exempt=EXEMPT, minutes=7,
 )  # fmt: skip
 def mixture_restores(bench: Bench) -> dict[str, float]:
-    adv, mixed, mbn, clean = (bench.network(net) for net in (ADV, MIXED, MBN, CLEAN))
     rows = {
-        "MBN adv, robust": robust(bench, mbn, Branch("adv")),
-        "adv only, robust": robust(bench, adv),
-        "mixed, robust": robust(bench, mixed),
-        "MBN clean, clean": bench.accuracy(mbn, state=Branch("main")),
-        "clean only, clean": bench.accuracy(clean),
-        "MBN adv, clean": bench.accuracy(mbn, state=Branch("adv")),
-        "adv only, clean": bench.accuracy(adv),
-        "mixed, clean": bench.accuracy(mixed),
+        "MBN adv, robust": robust(bench, MBN, Branch("adv")),
+        "adv only, robust": robust(bench, ADV),
+        "mixed, robust": robust(bench, MIXED),
+        "MBN clean, clean": clean(bench, MBN, Branch("main")),
+        "clean only, clean": clean(bench, CLEAN),
+        "MBN adv, clean": clean(bench, MBN, Branch("adv")),
+        "adv only, clean": clean(bench, ADV),
+        "mixed, clean": clean(bench, MIXED),
     }
     # An attacker may craft on either branch, whichever one classifies.
     for craft in ("main", "adv"):
+        crossed = CraftedOn(judge(bench), craft)
         for route in ("main", "adv"):
-            crossed = CraftedOn(judge(bench), craft)
-            rows[f"crafted on {craft}, routed to {route}"] = bench.accuracy(mbn, crossed, state=Branch(route))
+            right = bench.accuracy(bench.network(MBN), crossed, state=Branch(route))
+            rows[f"crafted on {craft}, routed to {route}"] = right
     # Which half of the layer matters: 2 x 2 of shared and separate, with "mixed" and "MBN adv" above.
     for name, net in {"only affine separate": AFFINE, "only statistics separate": STATISTICS}.items():
-        rows[f"{name}, robust"] = robust(bench, bench.network(net), Branch("adv"))
-        rows[f"{name}, clean branch, clean"] = bench.accuracy(bench.network(net), state=Branch("main"))
-    rows["MBN adv, FGSM"] = bench.accuracy(mbn, FGSM(EPS), state=Branch("adv"))
-    rows["adv only, FGSM"] = bench.accuracy(adv, FGSM(EPS))
-    rows["mixed, FGSM"] = bench.accuracy(mixed, FGSM(EPS))
+        rows[f"{name}, robust"] = robust(bench, net, Branch("adv"))
+        rows[f"{name}, clean branch, clean"] = clean(bench, net, Branch("main"))
+    for name, net, state in (
+        ("MBN adv", MBN, Branch("adv")),
+        ("adv only", ADV, None),
+        ("mixed", MIXED, None),
+    ):
+        rows[f"{name}, FGSM"] = bench.accuracy(bench.network(net), FGSM(EPS), state=state)
     return rows
+
+
+@claim(
+    "MIX-5",
+    "Mixture BN with logit pairing behaves the same",
+    figures={
+        "MBN + ALP adv, robust": "35.3", "MBN adv, robust": "38.3",
+        "MBN + ALP clean, clean": "78.9 - 0.5", "clean only, clean": "78.9",
+    },
+    tests=[
+        Close("MBN + ALP adv, robust", "MBN adv, robust", margin=0.05),
+        Close("MBN + ALP clean, clean", "clean only, clean", margin=0.05),
+    ],
+    networks=[MBN, MBN_ALP, CLEAN], minutes=2,
+)  # fmt: skip
+def mixture_with_pairing(bench: Bench) -> dict[str, float]:
+    return {
+        "MBN + ALP adv, robust": robust(bench, MBN_ALP, Branch("adv")),
+        "MBN adv, robust": robust(bench, MBN, Branch("adv")),
+        "MBN + ALP clean, clean": clean(bench, MBN_ALP, Branch("main")),
+        "clean only, clean": clean(bench, CLEAN),
+        "MBN clean, clean": clean(bench, MBN, Branch("main")),
+    }
+
+
+@claim(
+    "MIX-6",
+    "Clean and adversarial branches end with different running statistics; adversarial mean and variance are "
+    "larger",
+    figures={"all": "figure 5: 20 channels of res3, no numbers"},
+    tests=[
+        Above("difference of deviations, relative", 0.02, effect=0.0),
+        Above("share of channels whose adversarial variance is larger", 0.5, effect=0.05),
+        Above("share of channels whose adversarial mean is larger", 0.5, effect=0.05),
+    ],
+    networks=[MBN], minutes=0.2,
+)  # fmt: skip
+def branch_statistics(bench: Bench) -> dict[str, float]:
+    rows = measure.branch_statistics(bench.network(MBN))
+    held = {(row["layer"], row["channel"], row["branch"]): row for row in rows}
+    pairs = [(held[at, c, "main"], held[at, c, "adv"]) for at, c, branch in held if branch == "main"]
+    spread = [abs(adv["deviation"] - main["deviation"]) / main["deviation"] for main, adv in pairs]
+    shift = [abs(adv["mean"] - main["mean"]) / main["deviation"] for main, adv in pairs]
+    return {
+        "difference of deviations, relative": fmean(spread),
+        "difference of means, in deviations": fmean(shift),
+        "share of channels whose adversarial variance is larger": fmean(
+            adv["deviation"] > main["deviation"] for main, adv in pairs
+        ),
+        "share of channels whose adversarial mean is larger": fmean(
+            adv["mean"] > main["mean"] for main, adv in pairs
+        ),
+    }
+
+
+@claim(
+    "MIX-7",
+    "Batch-independent normalisation (GN) also makes mixed training robust",
+    figures={
+        "GN mixed, robust": "39.0", "adv only, robust": "39.2", "mixed, robust": "20.9",
+        "GN mixed, clean": "67.5",
+    },
+    tests=[
+        Close("GN mixed, robust", "GN adv only, robust", margin=0.05),
+        Above("GN mixed, robust", "mixed, robust"),
+    ],
+    networks=[GN_MIXED, GN_ADV, MIXED, ADV], exempt=EXEMPT, minutes=3,
+)  # fmt: skip
+def group_norm(bench: Bench) -> dict[str, float]:
+    nets = {"GN mixed": GN_MIXED, "GN adv only": GN_ADV, "mixed": MIXED, "adv only": ADV}
+    rows = {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+    return rows | {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
+
+
+@claim(
+    "MIX-8",
+    "Under adversarial training the batch mean converges to the running mean; the batch variance does not, "
+    "on certain channels",
+    figures={"all": "figure 6: curves of a few channels, no numbers"},
+    tests=[
+        Close("distance of means, average channel", 0.0, margin=0.15),
+        Above("distance of variances, worst tenth of channels", "distance of means, worst tenth of channels"),
+    ],
+    networks=[ADV], minutes=0.5,
+)  # fmt: skip
+def batch_against_running(bench: Bench) -> dict[str, float]:
+    """Distances in running deviations and variances, over a few batches of adversarial training images."""
+    model, recipe = bench.network(ADV), ADV.at(bench.scale, bench.seed)
+    attack = recipe.objective.attack  # type: ignore[attr-defined]
+    means: dict[tuple[str, int], list[float]] = {}
+    variances: dict[tuple[str, int], list[float]] = {}
+    few = bench.images("train", 8 * min(recipe.batch_size, 128))
+    for x, y, ids in few.batches(min(recipe.batch_size, 128)):
+        twins = attack(model, x, y, seed=bench.seed, ids=ids)
+        for row in measure.batch_against_running(model, twins):
+            at = row["layer"], row["channel"]
+            var = max(row["running variance"], 1e-12)
+            means.setdefault(at, []).append(abs(row["batch mean"] - row["running mean"]) / var**0.5)
+            variances.setdefault(at, []).append(abs(row["batch variance"] / var - 1))
+    rows: dict[str, float] = {}
+    for name, found in {"means": means, "variances": variances}.items():
+        channels = sorted(fmean(values) for values in found.values())
+        rows[f"distance of {name}, average channel"] = fmean(channels)
+        rows[f"distance of {name}, worst tenth of channels"] = fmean(channels[-max(1, len(channels) // 10) :])
+    return rows
+
+
+POLICY = {
+    "adv only": (ADV, ADV_RUNNING, None),
+    "adv only, weak attack": (ADV_WEAK, ADV_WEAK_RUNNING, None),
+    "MBN": (MBN, MBN_RUNNING, Branch("adv")),
+    "MBN + ALP": (MBN_ALP, MBN_ALP_RUNNING, Branch("adv")),
+}
+
+
+@claim(
+    "MIX-9",
+    "Using running statistics in training for the last epochs raises robustness: for adv-only, Mixture BN "
+    "and Mixture BN with ALP, and at every training attack",
+    figures={
+        "adv only, gain": "+3.0", "MBN, gain": "+1.6", "MBN + ALP, gain": "+2.8",
+        "every training attack": "table 5: 12 of 12 settings gain",
+    },
+    tests=[Above(f"{name}, gain", 0.0) for name in POLICY],
+    networks=[net for plain, policy, _ in POLICY.values() for net in (plain, policy)],
+    headline=True, minutes=6,
+)  # fmt: skip
+def running_statistics(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, (plain, policy, state) in POLICY.items():
+        without, with_policy = robust(bench, plain, state), robust(bench, policy, state)
+        rows |= {f"{name}, robust": without, f"{name}, running, robust": with_policy}
+        rows[f"{name}, gain"] = with_policy - without
+        rows[f"{name}, gain on clean images"] = clean(bench, policy, state) - clean(bench, plain, state)
+    return rows
+
+
+A_FEW = {"epochs": lambda s: 5 if s.name == "paper" else None}
+TO_CLEAN = Net("mix-bn-finetune-paper", start=ADV)
+TO_ADV = Net(
+    "mix-adversarial-paper", {"norm.only": True, "schedule": {"kind": "cosine"}, **A_FEW}, start=CLEAN
+)
+
+
+@claim(
+    "MIX-10",
+    "Fine-tuning only the BNs of an adv-only network on clean images lifts clean accuracy a lot; the "
+    "opposite direction gives no robustness",
+    figures={
+        "adv only, clean": "62.3", "BNs tuned to clean, clean": "73", "BNs tuned to adversarial, robust": "0",
+    },
+    tests=[
+        Above("BNs tuned to clean, clean", "adv only, clean", effect=0.02),
+        Close("BNs tuned to adversarial, robust", 0.0, margin=0.05),
+    ],
+    networks=[ADV, CLEAN, TO_CLEAN, TO_ADV], minutes=2,
+)  # fmt: skip
+def tuned_norms(bench: Bench) -> dict[str, float]:
+    nets = {
+        "BNs tuned to clean": TO_CLEAN, "adv only": ADV,
+        "BNs tuned to adversarial": TO_ADV, "clean only": CLEAN,
+    }  # fmt: skip
+    rows = {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
+    return rows | {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+
+
+DEEPER = {"model": lambda s: s.deeper[-1]}
+DEEP_ADV = Net("mix-running-paper", {**RUNNING, **DEEPER})
+DEEP_CLEAN = Net(
+    "mix-adversarial-paper", {"objective": {"kind": "standard", "label_smoothing": 0.1}, **DEEPER}
+)
+
+
+@claim(
+    "MIX-11",
+    "Adversarial training gains from depth far more than clean training",
+    figures={"adv only, robust": "42.2 43.8 44.6 46.2 46.7 for ResNet-152, 200, 338, 518, 638"},
+    tests=[
+        Above("adv only, gain from depth", 0.0),
+        Above("adv only, gain from depth", "clean only, gain from depth"),
+    ],
+    networks=[ADV_RUNNING, DEEP_ADV, CLEAN, DEEP_CLEAN], minutes=3,
+)  # fmt: skip
+def depth(bench: Bench) -> dict[str, float]:
+    """Robust accuracy of adversarial training (running policy), clean accuracy of clean training."""
+    rows = {
+        "adv only, robust": robust(bench, ADV_RUNNING), "adv only, deeper, robust": robust(bench, DEEP_ADV),
+        "clean only, clean": clean(bench, CLEAN), "clean only, deeper, clean": clean(bench, DEEP_CLEAN),
+    }  # fmt: skip
+    rows["adv only, gain from depth"] = rows["adv only, deeper, robust"] - rows["adv only, robust"]
+    rows["clean only, gain from depth"] = rows["clean only, deeper, clean"] - rows["clean only, clean"]
+    return rows
+
+
+@claim(
+    "MIX-12",
+    "More attack iterations in training give more robustness; the weak strategies collapse with few",
+    figures={"all": "table 4: PGD-30, 20, 10 and 5 in training"},
+    tests=[
+        Above("adv only, robust", "adv only, weak attack, robust"),
+        Above("MBN adv, robust", "MBN adv, weak attack, robust"),
+        Above("mixed, lost with the weak attack", "adv only, lost with the weak attack"),
+    ],
+    networks=[ADV, ADV_WEAK, MBN, MBN_WEAK, MIXED, MIXED_WEAK], exempt=EXEMPT, minutes=4,
+)  # fmt: skip
+def training_attack(bench: Bench) -> dict[str, float]:
+    subjects = {
+        "adv only": (ADV, ADV_WEAK, None), "mixed": (MIXED, MIXED_WEAK, None),
+        "MBN adv": (MBN, MBN_WEAK, Branch("adv")),
+    }  # fmt: skip
+    rows: dict[str, float] = {}
+    for name, (strong, weak, state) in subjects.items():
+        full, few = robust(bench, strong, state), robust(bench, weak, state)
+        rows |= {f"{name}, robust": full, f"{name}, weak attack, robust": few}
+        rows[f"{name}, lost with the weak attack"] = full - few
+        rows[f"{name}, weak attack, FGSM"] = bench.accuracy(bench.network(weak), FGSM(EPS), state=state)
+    return rows
+
+
+BATCHES = {"smoke": (16, 32, 64), "laptop": (64, 128, 256), "paper": (512, 1024, 2048, 4096, 8192)}
+PLAIN = {"smoke": 32, "laptop": 128, "paper": 4096}
+
+
+@cache
+def batched(scale: str, size: int) -> Net:
+    """Adv-only with the running-statistics policy; the rate grows with the batch."""
+    if size == PLAIN[scale]:
+        return ADV_RUNNING
+    rate = {"smoke": 0.02, "laptop": 0.2, "paper": 1.6}[scale] * size / PLAIN[scale]
+    return Net("mix-running-paper", {**RUNNING, "batch_size": size, "optimiser.lr": rate})
+
+
+@claim(
+    "MIX-13",
+    "The effect of the training batch size is small, with an optimum in the middle",
+    figures={"smallest batch": "512: 42.0", "middle batch": "2048: 43.3", "largest batch": "8192: 41.9"},
+    tests=[
+        Close("smallest batch", "middle batch", margin=0.03),
+        Close("largest batch", "middle batch", margin=0.03),
+        Above("middle batch", "mean of smallest and largest", effect=0.005),
+    ],
+    networks=lambda s: [batched(s.name, size) for size in BATCHES[s.name]], minutes=2.5,
+)  # fmt: skip
+def batch_size(bench: Bench) -> dict[str, float]:
+    sizes = BATCHES[bench.scale.name]
+    found = {size: robust(bench, batched(bench.scale.name, size)) for size in sizes}
+    small, middle, large = (found[sizes[place]] for place in (0, len(sizes) // 2, -1))
+    named = {"smallest batch": small, "middle batch": middle, "largest batch": large}
+    return {
+        **named, "mean of smallest and largest": (small + large) / 2,
+        **{f"batch of {size}, robust": value for size, value in found.items()},
+    }  # fmt: skip
+
+
+ALP_RMSPROP = Net(
+    "mix-mixed-paper",
+    {
+        **PAIRING,
+        "optimiser": lambda s: {
+            "kind": "rmsprop",
+            "lr": 0.045 if s.name == "paper" else 0.002,
+            "weight_decay": 1e-4,
+        },
+        "schedule": lambda s: {
+            "kind": "exponential",
+            "gamma": 0.94,
+            "every": 2.0 if s.name == "paper" else 0.15,
+        },
+    },
+)
+ALP_START = Net("mix-mixed-paper", {**PAIRING, "objective.attack.clean_start": 0.0})
+SHALLOWER = {"model": lambda s: "net:resnet101" if s.name == "paper" else s.deeper[-1]}
+ALP_DEPTH = Net("mix-mixed-paper", {**PAIRING, **SHALLOWER})
+
+
+@claim(
+    "MIX-14",
+    "ALP's published weakness is explained by the attack strength in training; optimiser, decay, start and "
+    "depth hardly matter",
+    figures={"ALP, weak attack, robust": "3.3 (PGD-10)", "ALP, robust": "23.0 (PGD-30)"},
+    tests=[
+        Above("ALP, robust", "ALP, weak attack, robust", effect=0.02),
+        Close("ALP, other optimiser and decay, robust", "ALP, robust", margin=0.05),
+        Close("ALP, other start, robust", "ALP, robust", margin=0.05),
+        Close("ALP, other depth, robust", "ALP, robust", margin=0.05),
+    ],
+    networks=[ALP, ALP_WEAK, ALP_RMSPROP, ALP_START, ALP_DEPTH], exempt=EXEMPT, minutes=4,
+)  # fmt: skip
+def pairing_explained(bench: Bench) -> dict[str, float]:
+    nets = {
+        "ALP": ALP, "ALP, weak attack": ALP_WEAK, "ALP, other optimiser and decay": ALP_RMSPROP,
+        "ALP, other start": ALP_START, "ALP, other depth": ALP_DEPTH,
+    }  # fmt: skip
+    return {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+
+
+@claim(
+    "MIX-15",
+    "Small eps or small data (eps 8, CIFAR) are exceptional cases where mixed training with BN is also "
+    "robust",
+    figures={"all": "section 4.2, no numbers"},
+    tests=[Close("mixed, eps 8, robust", "adv only, eps 8, robust", margin=0.05)],
+    networks=[ADV_8, MIXED_8, ADV, MIXED], minutes=3,
+)  # fmt: skip
+def exceptions(bench: Bench) -> dict[str, float]:
+    eight = Linf("8/255")
+    rows = {
+        "mixed, eps 8, robust": robust(bench, MIXED_8, eps=eight),
+        "adv only, eps 8, robust": robust(bench, ADV_8, eps=eight),
+        "mixed, eps 16, robust": robust(bench, MIXED),
+        "adv only, eps 16, robust": robust(bench, ADV),
+    }
+    return rows | {
+        "mixed, eps 8, clean": clean(bench, MIXED_8),
+        "adv only, eps 8, clean": clean(bench, ADV_8),
+    }

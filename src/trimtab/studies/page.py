@@ -128,7 +128,7 @@ def plan(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> list[
         count = seeds or seeds_for(claim, at)
         fresh: list[tuple[Net, int]] = []
         for seed in range(count):
-            for net in claim.networks:
+            for net in claim.nets(at):
                 for one in (*net.needs(), net):
                     key = one.key(at, seed)
                     if key not in known:
