@@ -101,6 +101,12 @@ class Bench:
         whole = data.load(self.scale.data, split)
         return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
 
+    def images_of(self, net: Net, split: str = "test", n: int | None = None) -> Images:
+        """The same of the set that a network was trained on, should that be another."""
+        name = net.at(self.scale, self.seed).data.name
+        whole = self.images(split) if name == self.scale.data else data.load(name, split)
+        return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
+
     def made(self, made: Made) -> Images:
         """A constructed set; built in chunks that survive a kill."""
         place = self.folder / "sets" / f"{digest(made.about(self.scale, self.seed))[:16]}.npz"
