@@ -51,12 +51,19 @@ class Victim:
     judged: bool = True
     """Whether anyone asks what became of each image; if not, a last look at them can be saved."""
 
+    @property
+    def at_once(self) -> int:
+        """How many images to work on at a time: few on a CPU, whose caches then hold their features."""
+        return SLICE if self.x.device.type == "cpu" and not self.coupled else len(self.x)
+
 
 class Attack:
     """Base of the attacks on images. Subclasses are frozen dataclasses with a `budget` and a `run`."""
 
     version: ClassVar[int] = 1
     """Part of every result's key: raised whenever a change moves numbers."""
+    refills: ClassVar[bool] = False
+    """Whether `run` itself takes `at_once` images at a time; else it is given so many."""
     budget: Budget
 
     def __call__(
@@ -89,9 +96,8 @@ class Attack:
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
-            found = in_slices(
-                self.run, Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged)
-            )
+            victim = Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged)
+            found = self.run(victim) if self.refills else in_slices(self.run, victim)
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
 
@@ -100,15 +106,12 @@ class Attack:
 
 
 def in_slices(run: Callable[[Victim], Outcome], victim: Victim) -> Outcome:
-    """Run an attack on a CPU a few images at a time: their features then stay in its caches.
-
-    An image's result does not depend on the others, so this changes nothing but the time it takes.
-    """
-    if victim.coupled or victim.x.device.type != "cpu" or len(victim.x) <= SLICE:
+    """Run an attack on a few images after the others. None depends on another, so only the time changes."""
+    if len(victim.x) <= victim.at_once:
         return run(victim)
     parts = []
-    for start in range(0, len(victim.x), SLICE):
-        at = slice(start, start + SLICE)
+    for start in range(0, len(victim.x), victim.at_once):
+        at = slice(start, start + victim.at_once)
         parts.append(run(replace(victim, x=victim.x[at], y=victim.y[at], ids=victim.ids[at])))
     return Outcome(
         torch.cat([part.x for part in parts]),

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.attacks.base import SCORES, Attack, Outcome, Victim
@@ -76,6 +76,10 @@ class PGD(Attack):
         tries = f", {self.restarts} restarts" if self.restarts > 1 else ""
         return f"{kind}, {self.budget}, step {pretty(self.step)}{tries}, {self.score} iterate"
 
+    @property
+    def refills(self) -> bool:  # type: ignore[override]
+        return self.score == "any"
+
     def run(self, victim: Victim, marks: Sequence[int] = ()) -> Outcome:
         if self.restarts > 1:
             victim = replace(victim, judged=True)  # to choose among them
@@ -92,8 +96,9 @@ class PGD(Attack):
             with torch.no_grad():
                 classes = victim.net(victim.x[:1]).shape[1]
             goal = other_class(victim.y, classes, victim.seed, victim.ids, draws.purpose("target", restart))
-        leave = self.score == "any" and not victim.coupled
-        return climb(victim, start, goal, loss, self.budget, self.steps, self.step, leave, marks)
+        if self.score == "any" and not victim.coupled:
+            return pursue(victim, start, goal, loss, self.budget, self.steps, self.step)
+        return climb(victim, start, goal, loss, self.budget, self.steps, self.step, marks)
 
     def _start(self, victim: Victim, restart: int) -> Tensor:
         if not self.random_start:
@@ -134,46 +139,75 @@ def climb(
     budget: Budget,
     steps: int,
     step: float,
-    leave: bool,
     marks: Sequence[int] = (),
 ) -> Outcome:
-    """The loop of PGD. With `leave`, images that are misclassified leave the working batch for good."""
-    net, n = victim.net, len(start)
-    out = start.clone()
-    broken_at = torch.full((n,), -1, device=start.device)
+    """The loop of PGD that scores the last iterate: all images take all steps."""
+    x, y = start, victim.y
+    broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    broken_at = torch.full((len(x),), -1, device=x.device)
     wrong_at: dict[int, Tensor] = {}
-    rows = torch.arange(n, device=start.device)  # the images still worked on
-    x, centre, y = start, victim.x, victim.y
-    broken = torch.zeros(n, dtype=torch.bool, device=start.device)
     for t in range(steps + 1):
-        if t == steps and not (victim.judged or leave):
-            out = x.detach()
+        if t < steps:
+            z, grad = ascent(victim.net, x, goal, loss)
+        elif victim.judged:
+            with torch.no_grad():
+                z = victim.net(x)
+        else:
             break
-        x = x.detach().requires_grad_(t < steps)
-        with torch.set_grad_enabled(t < steps):
-            z = net(x)
-            value = loss(z, goal).sum() if t < steps else None
-        grad = gradient(value, x) if value is not None else None
-        x = x.detach()
-        wrong = z.detach().argmax(1) != y
-        broken_at[rows[wrong & (broken_at[rows] < 0)]] = t
+        broken = z.argmax(1) != y
+        broken_at[broken & (broken_at < 0)] = t
         if t in marks:
-            wrong_at[t] = broken.clone() if leave else torch.zeros_like(broken)
-            wrong_at[t][rows] = wrong
-        if leave or t == steps:
-            out[rows] = x
-            broken[rows] = wrong
-        if leave and bool(wrong.any()):
-            keep = ~wrong
-            rows, x, centre, y, goal = rows[keep], x[keep], centre[keep], y[keep], goal[keep]
-            grad = grad[keep] if grad is not None else None
-            if len(rows) == 0:
-                break
-        if grad is not None:
-            x = project(x.add_(direction(grad, budget), alpha=step), centre, budget)
-    for mark in marks:  # everything broke before
-        wrong_at.setdefault(mark, broken.clone())
-    return Outcome(out, broken, broken_at, wrong_at)
+            wrong_at[t] = broken
+        if t < steps:
+            x = project(x.add_(direction(grad, budget), alpha=step), victim.x, budget)
+    return Outcome(x, broken, broken_at, wrong_at)
+
+
+def pursue(
+    victim: Victim, start: Tensor, goal: Tensor, loss: Loss, budget: Budget, steps: int, step: float
+) -> Outcome:
+    """The loop of PGD that scores any iterate: who is misclassified leaves, and who waits takes the place.
+
+    So the working batch stays full, and each image in it has an iteration `t` of its own.
+    """
+    centre, y, n = victim.x, victim.y, len(start)
+    out, broken_at = start.clone(), torch.full((n,), -1, device=start.device)
+    rows = torch.zeros(0, dtype=torch.long, device=start.device)  # the images worked on, with x and t
+    x, t = start[:0], rows
+    begun, survivors = 0, []
+    while True:
+        fresh = torch.arange(begun, min(n, begun + victim.at_once - len(rows)), device=start.device)
+        if len(fresh):
+            begun += len(fresh)
+            rows, x, t = torch.cat([rows, fresh]), torch.cat([x, start[fresh]]), torch.cat([t, 0 * fresh])
+        ended = t == steps
+        if bool(ended.any()):
+            out[rows[ended]] = x[ended]
+            survivors.append(rows[ended])
+            rows, x, t = rows[~ended], x[~ended], t[~ended]
+        elif len(rows):
+            z, grad = ascent(victim.net, x, goal[rows], loss)
+            wrong = z.argmax(1) != y[rows]
+            if bool(wrong.any()):
+                out[rows[wrong]], broken_at[rows[wrong]] = x[wrong], t[wrong]
+                rows, x, t, grad = rows[~wrong], x[~wrong], t[~wrong], grad[~wrong]
+            x, t = project(x.add_(direction(grad, budget), alpha=step), centre[rows], budget), t + 1
+        else:
+            break
+    for last in torch.cat(survivors).split(victim.at_once) if survivors else ():
+        with torch.no_grad():
+            wrong = victim.net(out[last]).argmax(1) != y[last]
+        broken_at[last[wrong]] = steps
+    return Outcome(out, broken_at >= 0, broken_at)
+
+
+def ascent(net: nn.Module, x: Tensor, goal: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """What the network says of x, and which way the loss grows there."""
+    with torch.enable_grad():
+        at = x.detach().requires_grad_(True)
+        z = net(at)
+        grad = gradient(loss(z, goal).sum(), at)
+    return z.detach(), grad
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:

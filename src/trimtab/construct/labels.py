@@ -61,5 +61,5 @@ class Relabelled:
             check_labels(model, batch.x, goal)
             victim = Victim(fast(model, batch.x), batch.x, batch.y, seed, ids, coupled=False)
             start = batch.x.detach().clone(memory_format=torch.channels_last)
-            found = climb(victim, start, goal, ce_targeted, self.budget, self.steps, self.step, leave=False)
+            found = climb(victim, start, goal, ce_targeted, self.budget, self.steps, self.step)
         return found.x, goal
