@@ -136,7 +136,7 @@ def larger_data(bench: Bench) -> dict[str, float]:
     """At laptop scale the set is twice the others' and budgets are shorter; eps and groups are ImageNet's."""
     rows: dict[str, float] = {}
     for (budget, apart), net in LARGE.items():
-        images = bench.images_of(net, n=bench.scale.test)
+        images = bench.images(n=bench.scale.test, of=net)
         right = bench.accuracy(bench.network(net), images=images)
         rows[f"{'APART' if apart else 'standard'}, {budget}x"] = right
     for budget in (2, 4):

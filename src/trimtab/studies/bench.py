@@ -28,7 +28,7 @@ from trimtab.evaluate.keys import digest
 from trimtab.models.files import WEIGHTS
 from trimtab.studies.nets import Made, Net
 from trimtab.studies.scales import Scale
-from trimtab.train.watch import Event
+from trimtab.train.watch import Callback, Event
 from trimtab.types import BadInput
 
 Tell = Callable[[str, float], None]
@@ -44,6 +44,7 @@ class Bench:
     """The networks that the claim declared; None allows any."""
     tell: Tell | None = None
     _held: dict[str, nn.Module] = field(default_factory=dict)
+    _sets: dict[tuple[str, str], Images] = field(default_factory=dict)
 
     # ---- networks ----------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Bench:
         bench = Bench(self.scale, self.seed, self.folder, None, self.tell)
         start = bench.network(net.start) if net.start else None
         images = bench.made(net.data) if net.data else None
-        callbacks: list[Callable[[Event], Any]] = [self._progress(f"training {net.recipe}")]
+        callbacks: list[Callback] = [self._progress(f"training {net.recipe}")]
         if net.watch is not None:
             callbacks.append(net.watch(bench))
         run = train.Run(place, recipe)
@@ -96,15 +97,12 @@ class Bench:
 
     # ---- images ------------------------------------------------------------------------------------
 
-    def images(self, split: str = "test", n: int | None = None) -> Images:
-        """The first n images of a split; all if None."""
-        whole = data.load(self.scale.data, split)
-        return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
-
-    def images_of(self, net: Net, split: str = "test", n: int | None = None) -> Images:
-        """The same of the set that a network was trained on, should that be another."""
-        name = net.at(self.scale, self.seed).data.name
-        whole = self.images(split) if name == self.scale.data else data.load(name, split)
+    def images(self, split: str = "test", n: int | None = None, of: Net | None = None) -> Images:
+        """The first n images of a split, all if None; `of` a network that was trained on another set."""
+        name = of.at(self.scale, self.seed).data.name if of else self.scale.data
+        if (name, split) not in self._sets:
+            self._sets[name, split] = data.load(name, split)
+        whole = self._sets[name, split]
         return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
 
     def made(self, made: Made) -> Images:
