@@ -27,11 +27,16 @@ def number(value: float | int | str) -> float:
             result = float(above) / float(below)
         else:
             result = float(value)
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise BadInput(f"{value!r} is not a number; write it like 0.03, 1e-3 or 8/255") from None
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        raise BadInput(f"{_short(value)} is not a number; write it like 0.03, 1e-3 or 8/255") from None
     if not math.isfinite(result):
-        raise BadInput(f"{value!r} is not a finite number; write it like 0.03, 1e-3 or 8/255")
+        raise BadInput(f"{_short(value)} is not a finite number; write it like 0.03, 1e-3 or 8/255")
     return result
+
+
+def _short(value: object) -> str:
+    words = repr(value) if isinstance(value, str | float | int) else f"a {type(value).__name__}"
+    return words if len(words) < 60 else f"{words[:50]}..."
 
 
 def pretty(value: float) -> str:

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,39 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
         read(tmp_path / "nothing")
     with pytest.raises(BadInput, match="a folder"):
         read(tmp_path)
+
+
+def test_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # stands for /dev/null, which root could do away with
+    for place in (pipe, tmp_path):
+        with pytest.raises(BadInput, match="not a file that can be replaced"), placed(place):
+            pass
+    assert pipe.is_fifo()
+
+
+def test_two_writers_never_share_a_file_and_the_next_one_tidies_up(tmp_path: Path) -> None:
+    place = tmp_path / "a[1].bin"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, other, name = (tmp_path / f".{n}.tmp" for n in (f"a[1].bin.{gone.pid}", "a[1].bin.1", "a[1].bin.x"))
+    for file in (left, other, name):
+        file.write_text("half")
+    with placed(place) as part:
+        assert str(os.getpid()) in part.name
+        part.write_text("whole")
+    assert place.read_text() == "whole"
+    assert not left.exists()  # its process is dead; process 1 lives, and the third is nobody's
+    assert other.exists()
+    assert name.exists()
+
+
+def test_a_bit_that_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "set.safetensors"
+    images = from_arrays(torch.arange(96, dtype=torch.uint8).view(2, 3, 4, 4), torch.arange(2))
+    save(images, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(bytes(images.images.permute(0, 2, 3, 1).reshape(-1)[:8].tolist()))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="not those that were saved"):
+        read(path)

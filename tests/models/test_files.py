@@ -354,6 +354,15 @@ def test_a_file_cannot_make_code_run_by_naming_it_as_its_source(tmp_path, monkey
     assert not (tmp_path / "pwned").exists()
 
 
+def test_a_bit_that_changed_in_a_saved_model_is_noticed(tmp_path):
+    save(trained(), tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(BadInput, match="not those that were saved"):
+        load(f"file:{tmp_path}/saved")
+
+
 def test_a_later_format_is_refused(tmp_path):
     state = build("resnet8").net.state_dict()
     safetensors.torch.save_file(state, tmp_path / "a.safetensors", {"trimtab": json.dumps({"format": 2})})

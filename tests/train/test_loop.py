@@ -341,6 +341,33 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
         train.resume(tmp_path / "run", tiny(), images())
 
 
+def test_a_bit_that_changed_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    last = train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run").last
+    whole = last.read_bytes()
+    for place in (len(whole) - 1, len(whole) // 2, whole.index(b"metrics_bytes") + 17):
+        last.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(BadInput, match="or it is damaged"):
+            train.resume(tmp_path / "run", tiny(), images())
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("optimiser.lr", "-1"), ("optimiser.momentum", "1"), ("schedule.every", "0"), ("schedule.peak", "7"),
+        ("data.validation", "-5"), ("data.images", "0"), ("validation.every", "0"), ("clip", "0"),
+        ("norm.running_epochs", "-1"), ("checkpoint_steps", "-1"), ("seed", str(10**30)),
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_trained_with_is_refused_when_it_is_read(place: str, value: str) -> None:
+    with pytest.raises(BadInput):
+        train.read_recipe("smoke", {place: value})
+
+
+def test_a_compiler_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no compiler 'zz'"):
+        train.fit(tiny(), images(), recipe(compile="zz"), tmp_path / "run")
+
+
 def test_too_many_held_out_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be held out"):
         train.fit(tiny(), images(), recipe(data=Data(validation=48)), tmp_path / "run")

@@ -87,5 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(sentence: str) -> int:
-    print(f"trimtab: {sentence}", file=sys.stderr)
+    """One line, whatever a file's name in it holds: line breaks, commands to a terminal, no text at all."""
+    line = " ".join(sentence.split())
+    print("trimtab: " + "".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
     return 2

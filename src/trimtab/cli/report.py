@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from trimtab.cli.options import Json
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,12 @@ class Runs:
 
         from trimtab import evaluate
         from trimtab.cli import show
+        from trimtab.data.files import placed
 
         chosen = [evaluate.find(id, self.store) for id in self.ids] or evaluate.runs(self.store)
         if self.csv is not None:
-            self.csv.write_text(evaluate.export(chosen))
+            with placed(self.csv) as part:
+                part.write_text(evaluate.export(chosen))
             show.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
         elif self.json:
             show.as_json(
@@ -76,12 +82,18 @@ class Report:
         from trimtab import evaluate, report
         from trimtab.cli import show
 
-        cards = [
-            evaluate.Card.read(Path(id).read_text())
-            if Path(id).is_file()
-            else evaluate.find(id, self.store).card
-            for id in self.ids
-        ]
+        cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
         show.out.print(f"The page is {self.out}.", markup=False)
         return 0
+
+
+def _card(path: str) -> Card:
+    """The card in a file."""
+    from trimtab.evaluate import Card
+    from trimtab.types import BadInput
+
+    try:
+        return Card.read(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is no scorecard: it is not even text") from None

@@ -45,7 +45,7 @@ class Train:
             if not word.startswith("-") or word.split("=")[0] in cls.OWN:
                 own.append(word)
                 if word in ("--resume", "--out", "--devices"):
-                    own += [next(words, "")]
+                    own += [value for value in [next(words, None)] if value is not None]
             else:
                 rest += [word] if "=" in word else [word, next(words, "")]
         return own, rest
@@ -89,11 +89,14 @@ class Train:
 
     def _engine(self) -> Any:
         from trimtab import train
-        from trimtab.types import number
+        from trimtab.types import BadInput, number
 
         if self.devices == "auto":
             return train.Engine()
-        return train.Engine(devices=int(number(self.devices)))
+        devices = number(self.devices)
+        if devices < 1 or devices != int(devices):
+            raise BadInput(f"--devices is auto or a whole number from 1 on, found {self.devices}")
+        return train.Engine(devices=int(devices))
 
     def _finish(self, run: Any) -> int:
         from trimtab.cli import show

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.data import Batch, Images
+from trimtab.data.files import placed, readable_errors
 from trimtab.types import BadInput
 
 CHUNK = 256
@@ -64,6 +66,8 @@ def build(
     that holds another set is not overwritten.
     """
     out = Path(out)
+    if not out.name or out.name == "..":
+        raise BadInput(f"{str(out)!r} names no file to write; give a name such as D_R.npz")
     out = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     about = {"method": f"{type(method).__name__}", **_plain(method), "data": images.digest, "seed": seed}
     about["model"] = _digest(model)
@@ -74,14 +78,16 @@ def build(
     parts = out.with_name(
         f".{out.stem}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}"
     )
-    parts.mkdir(parents=True, exist_ok=True)
+    with readable_errors(parts):
+        parts.mkdir(parents=True, exist_ok=True)
     made = []
     for start in range(0, len(images), CHUNK):
         path = parts / f"{start:08d}.safetensors"
-        if not path.exists():
+        if not _is_whole(path):
             batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
             x, y = method(model, batch._replace(ids=torch.arange(start, start + len(batch.y))), images, seed)
-            _replace(path, partial(save_file, {"x": x.contiguous(), "y": y}))
+            with placed(path) as part:
+                save_file({"x": x.contiguous(), "y": y}, part)
         made.append(path)
         if progress is not None:
             progress(min(start + CHUNK, len(images)), len(images))
@@ -92,7 +98,8 @@ def build(
         "classes": np.array(images.classes),
         "provenance": np.array(json.dumps({**about, **(provenance or {})}, sort_keys=True)),
     }
-    _replace(out, partial(_savez, arrays))
+    with placed(out) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     shutil.rmtree(parts)
     return out
 
@@ -102,25 +109,17 @@ def _provenance(path: Path) -> dict[str, Any]:
         with np.load(path) as arrays:
             held = json.loads(str(arrays["provenance"]))
             return held if isinstance(held, dict) else {}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return {}
 
 
-def _savez(arrays: dict[str, np.ndarray], at: Path) -> None:
-    with at.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write beside, sync, rename: the file is whole or not there."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+def _is_whole(path: Path) -> bool:
+    """Whether a chunk is there, as long as its header says it is."""
     try:
-        write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        with safe_open(path, "pt") as file:
+            return set(file.keys()) == {"x", "y"}
+    except (OSError, SafetensorError):
+        return False
 
 
 def _plain(method: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import lzma
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -20,6 +21,13 @@ from trimtab.data.files import existing, kind_of
 from trimtab.types import BadInput
 
 Wanted: TypeAlias = Callable[[str], object]
+DAMAGED = (
+    EOFError, IndexError, KeyError, OSError, RuntimeError, ValueError, OverflowError, struct.error,
+    zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What their readers raise on archives that are damaged, or made to be."""
+LARGEST = 2**30
+"""No file in a published archive unpacks to more bytes than this."""
 
 
 def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
@@ -32,7 +40,11 @@ def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
             yield from _tar_members(path, wanted)
         else:
             raise BadInput(f"{path} cannot be read as a tar or zip archive: it is {kind_of(path)}")
-    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError):
+    except BadInput:
+        raise
+    except NotImplementedError as problem:  # a way to compress or encrypt that nobody here speaks
+        raise BadInput(f"{path} cannot be read: {problem}") from None
+    except DAMAGED:
         raise BadInput(f"{path} is damaged or cut short; delete it and fetch it again") from None
 
 
@@ -41,6 +53,7 @@ def _tar_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
         for member in archive:
             _refuse_unsafe(path, member.name, special=not (member.isfile() or member.isdir()))
             if member.isfile() and wanted(member.name):
+                _refuse_large(path, member.name, member.size)
                 file = archive.extractfile(member)
                 assert file is not None  # only links and devices have no content
                 yield member.name, file.read()
@@ -52,6 +65,7 @@ def _zip_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
             kind = member.external_attr >> 28  # the file type of a unix mode: 0 unset, 4 folder, 8 file
             _refuse_unsafe(path, member.filename, special=kind not in (0, 4, 8))
             if not member.is_dir() and wanted(member.filename):
+                _refuse_large(path, member.filename, member.file_size)  # more is never unpacked
                 yield member.filename, archive.read(member)
 
 
@@ -61,3 +75,10 @@ def _refuse_unsafe(path: Path, name: str, special: bool) -> None:
     inside = PurePosixPath(name.replace("\\", "/"))
     if inside.is_absolute() or ".." in inside.parts or re.match("[A-Za-z]:", name):
         raise BadInput(f"{path} holds a path outside its folder ({name}); it is not used")
+
+
+def _refuse_large(path: Path, name: str, size: int) -> None:
+    if size > LARGEST:
+        raise BadInput(
+            f"{name} in {path} unpacks to {size / 2**30:.1f} GiB, which is no published file's size"
+        )

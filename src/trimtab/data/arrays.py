@@ -5,7 +5,11 @@ Nothing is unpickled: an array of Python objects is refused.
 
 from __future__ import annotations
 
+import lzma
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +24,13 @@ from trimtab.types import BadInput, InputSpec
 
 IMAGES, LABELS = ("images", "x", "data"), ("labels", "y", "targets")
 """What the arrays may be called, alone or with the split: x, x_test, test_images."""
+
+DAMAGED = (
+    ValueError, OSError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, NotImplementedError,
+    RuntimeError, MemoryError, struct.error, tokenize.TokenError, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What NumPy and zip raise on files that are damaged, or made to be."""
 
 CLEAN = {
     "cifar10-c": (
@@ -50,10 +61,13 @@ def npz(path: str | Path, split: str) -> ImageSet:
             expected = f"images and labels, or x_{split} and y_{split}"
             raise BadInput(f"{path} holds {', '.join(arrays.files) or 'nothing'}; expected {expected}")
         images, labels = (_member(arrays, key, path) for key in chosen)
-        classes = _member(arrays, keys["classes"], path).astype(str).tolist() if "classes" in keys else None
-    return from_arrays(
-        _channels_first(images, path), torch.from_numpy(labels).reshape(-1), classes, path.stem
-    )
+        classes = _names(_member(arrays, keys["classes"], path), path) if "classes" in keys else None
+    if labels.dtype.kind not in "iu":
+        raise BadInput(f"{path} needs one integer label per image, found {labels.dtype}")
+    if labels.dtype.kind == "u" and labels.size and labels.max() > np.iinfo(np.int64).max:
+        raise BadInput(f"the labels in {path} go up to {labels.max()}, which is no class's number")
+    whole = torch.from_numpy(labels.astype(np.int64)).reshape(-1)
+    return from_arrays(_channels_first(images, path), whole, classes, path.stem)
 
 
 def cifar_c(kind: str, folder: Path, corruption: str, severity: int) -> ImageSet:
@@ -78,24 +92,35 @@ def _spellings(words: tuple[str, ...], split: str) -> list[str]:
 def _load(path: Path, file: BinaryIO) -> Any:
     try:
         return np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+    except DAMAGED:
         raise BadInput(f"{path} cannot be read as a NumPy archive: it is {kind_of(path)}") from None
 
 
 def _mapped(path: Path) -> np.ndarray:
     try:
         return np.lib.format.open_memmap(path, mode="c")  # read when touched, never written back
-    except (ValueError, OSError, EOFError):
+    except DAMAGED:
         raise BadInput(f"{path} cannot be read as a NumPy array: it is {kind_of(path)}") from None
 
 
 def _member(arrays: Any, key: str | None, path: Path) -> np.ndarray:
     try:
-        return arrays[key]
-    except ValueError:
-        raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
-    except (OSError, EOFError, zipfile.BadZipFile):
+        held = arrays[key]
+    except DAMAGED as problem:
+        if "Object arrays" in str(problem):
+            raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
         raise BadInput(f"{path} is damaged or cut short: {key!r} cannot be read") from None
+    if not isinstance(held, np.ndarray):  # a member that is no array comes as its bytes
+        raise BadInput(f"{key!r} in {path} is no array")
+    return held
+
+
+def _names(classes: np.ndarray, path: Path) -> list[str]:
+    if classes.ndim != 1 or classes.dtype.kind not in "USiu":
+        raise BadInput(f"the classes in {path} are {classes.dtype} {classes.shape}; give one name each")
+    if classes.dtype.kind == "S":
+        return [name.decode("utf-8", errors="replace") for name in classes.tolist()]
+    return [str(name) for name in classes.tolist()]
 
 
 def _channels_first(images: np.ndarray, path: Path) -> Tensor:
@@ -105,4 +130,6 @@ def _channels_first(images: np.ndarray, path: Path) -> Tensor:
         images = images.transpose(0, 3, 1, 2)
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise BadInput(f"the images in {path} are {images.dtype}; they must be uint8, or float in [0, 1]")
-    return torch.from_numpy(images)
+    # Of the floats torch knows three, in this machine's order of bytes.
+    narrow = images if images.dtype in (np.uint8, np.float16, np.float32, np.float64) else images.astype("f4")
+    return torch.from_numpy(np.ascontiguousarray(narrow, narrow.dtype.newbyteorder("=")))

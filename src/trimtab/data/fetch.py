@@ -120,7 +120,13 @@ def fetched(name: str, split: str, root: str | Path | None = None) -> ImageSet:
         raise BadInput(f"{name} has no split {split!r}; it has {' and '.join(known)}")
     if not path.exists():
         raise BadInput(f"{name} is not in {path.parent.parent}; run `trimtab data fetch {name}` first")
-    return read(path)
+    images = read(path)
+    pinned = next(part.digests.get(split) for part in PUBLISHED[name] if split in part.counts)
+    if pinned is not None and images.digest != pinned:
+        raise BadInput(
+            f"{path} is damaged: it is not the published data; run `trimtab data fetch {name}` again"
+        )
+    return images
 
 
 def available(root: str | Path | None = None) -> dict[str, bool]:

@@ -9,15 +9,28 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
+import struct
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trimtab.data.sets import ImageSet
 from trimtab.types import BadInput, InputSpec
+
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What an image may be, by its content: Pillow would also hand others to outside programs."""
+UNREADABLE = (
+    OSError, ValueError, SyntaxError, TypeError, IndexError, KeyError, AttributeError, RuntimeError,
+    EOFError, OverflowError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow raises on files that are damaged, or made to be."""
 
 
 def default_root() -> Path:
@@ -37,6 +50,7 @@ def save(images: ImageSet, path: str | Path) -> None:
         "classes": images.classes,
         "mean": images.spec.mean,
         "std": images.spec.std,
+        "digest": images.digest,
     }
     with placed(Path(path)) as part:
         save_file(tensors, part, metadata={key: json.dumps(value) for key, value in about.items()})
@@ -50,21 +64,35 @@ def read(path: str | Path) -> ImageSet:
             about = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
             pixels, labels, ids = (file.get_tensor(key) for key in ("images", "labels", "ids"))
         _, height, width, channels = pixels.shape
-        spec = InputSpec((height, width), channels, tuple(about["mean"]), tuple(about["std"]))
-        return ImageSet(pixels.permute(0, 3, 1, 2), labels, tuple(about["classes"]), about["name"], spec, ids)
-    except (SafetensorError, KeyError, ValueError) as problem:
-        if isinstance(problem, BadInput):
-            raise
+        mean, std = (tuple(map(float, about[key])) for key in ("mean", "std"))
+        spec = InputSpec((height, width), channels, mean, std)
+        classes = tuple(map(str, about["classes"]))
+        images = ImageSet(pixels.permute(0, 3, 1, 2), labels, classes, str(about["name"]), spec, ids)
+    except BadInput:
+        raise
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError):
         raise BadInput(f"{path} is not an image set that trimtab wrote: it is {kind_of(path)}") from None
+    if images.digest != about.get("digest", images.digest):
+        raise BadInput(f"{path} is damaged: its images are not those that were saved; fetch or save it again")
+    return images
 
 
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to: synced and renamed if all goes well, else removed."""
-    part = path.with_name(f".{path.name}.tmp")
+    """A file beside `path` to write to: synced and renamed if all goes well, else removed.
+
+    Each process has its own, so that two of them never write into the same one; what a killed process left
+    is removed by the next.
+    """
+    if not path.name:
+        raise BadInput(f"{str(path)!r} names no file to write; give a name")
+    if _is_special(path):  # to rename over a device would do away with it
+        raise BadInput(f"{path} is a folder or a device, not a file that can be replaced; give another name")
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(path)
             yield part
             with open(part, "rb+") as file:
                 os.fsync(file.fileno())
@@ -72,7 +100,32 @@ def placed(path: Path) -> Iterator[Path]:
             os.replace(part, path)
             _sync_folder(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # nothing is there, or writing will say what is wrong
+        return False
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+        owner = left.name.removesuffix(".tmp").rpartition(".")[2]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            left.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no process at all
+        pass
+    return True
 
 
 @contextmanager
@@ -85,7 +138,8 @@ def readable_errors(path: Path) -> Iterator[None]:
         full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(
             problem
         )
-        why = "the disk is full; free some space and try again" if full else problem
+        plain = getattr(problem, "strerror", None) or problem
+        why = "the disk is full; free some space and try again" if full else plain
         raise BadInput(f"{path} could not be written: {why}") from None
 
 

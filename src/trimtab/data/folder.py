@@ -22,12 +22,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trimtab.data.files import kind_of
+from trimtab.data.files import FORMATS, UNREADABLE, kind_of
 from trimtab.data.sets import Batch, Images, ImageSet, Which, moments, positions_of, spans
 from trimtab.types import BadInput, InputSpec
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 WORKERS = min(32, 2 * (os.cpu_count() or 1))
+LONGEST = 65_536
+"""Pixels of the longer side after resizing; beyond lies what is no picture."""
 MODES = {"L": 1, "RGB": 3}
 """What pixels may be, and their channels."""
 
@@ -67,7 +69,8 @@ class FolderSet(Images):
         """Of the files' names and sizes: reading all pixels of ImageNet takes longer than many uses of it."""
         content = hashlib.sha256(f"{self.spec.size} {self.spec.channels} {self.resize}".encode())
         for file in self.files:
-            content.update(f"\n{file} {(self.root / file).stat().st_size}".encode())
+            line = f"\n{file} {(self.root / file).stat().st_size}"
+            content.update(line.encode(errors="surrogateescape"))  # a name need not be text
         for part in (self.labels, self.ids):
             content.update(part.contiguous().numpy().data)
         return content.hexdigest()
@@ -108,7 +111,11 @@ def open_folder(
         spec = _blank((height, width), MODES[mode])
     else:
         spec = _blank((size, size), 3)
-    images = FolderSet(root, tuple(files), labels, classes, name, spec, torch.arange(len(files)), resize)
+    name, *shown = (
+        os.fsencode(one).decode("utf-8", "replace") for one in (name, *classes)
+    )  # or it is no text
+    ids = torch.arange(len(files))
+    images = FolderSet(root, tuple(files), labels, tuple(shown), name, spec, ids, resize)
     if normalisation is None:
         few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()
         normalisation = moments(images.raw(part)[0] for part in few.split(100))
@@ -122,12 +129,7 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
     files: list[str] = []
     folders: list[str] = []
     for folder in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != "."):
-        found = sorted(
-            os.path.relpath(os.path.join(where, file), root)
-            for where, _, inside in os.walk(root / folder, followlinks=True)
-            for file in inside
-            if file.lower().endswith(SUFFIXES) and file[0] != "."
-        )
+        found = sorted(_below(root / folder, Path(folder)))
         if not found:
             raise BadInput(f"the class folder {root / folder} holds no images; fill it or remove it")
         files += found
@@ -137,6 +139,19 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
             f"{root} holds no class folders with images; put the images of each class in a subfolder"
         )
     return files, folders
+
+
+def _below(place: Path, named: Path, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Image files in a folder and its subfolders; links are followed, but not in circles."""
+    real = os.path.realpath(place)
+    if real in above:
+        return
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _below(place / entry.name, named / entry.name, (*above, real))
+            elif entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "." and entry.is_file():
+                yield str(named / entry.name)
 
 
 def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]:
@@ -182,11 +197,14 @@ def _decode(path: Path, mode: str, size: tuple[int, int], resize: int | None) ->
     with _opened(path) as image:
         try:
             image = image.convert(mode)
-        except (OSError, ValueError, SyntaxError):
+        except UNREADABLE:
             raise BadInput(f"{path} is damaged or cut short: it cannot be decoded") from None
     if resize is not None:
         short = min(image.size)
-        image = image.resize([int(resize * side / short) for side in image.size], Image.Resampling.BILINEAR)
+        sides = [int(resize * side / short) for side in image.size]
+        if max(sides) > LONGEST:
+            raise BadInput(f"{path} is too narrow to be resized: it would become {sides[0]}x{sides[1]}")
+        image = image.resize(sides, Image.Resampling.BILINEAR)
     height, width = size
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     if left < 0 or top < 0 or (resize is None and (left or top)):
@@ -197,8 +215,10 @@ def _decode(path: Path, mode: str, size: tuple[int, int], resize: int | None) ->
 
 def _opened(path: Path) -> Image.Image:
     try:
-        return Image.open(path)
-    except (OSError, ValueError, SyntaxError):
+        return Image.open(path, formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise BadInput(f"{path} says it has more pixels than any photograph; remove it") from None
+    except UNREADABLE:
         raise BadInput(f"{path} is not a readable image: it is {kind_of(path)}") from None
 
 

@@ -35,6 +35,7 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "validation")
 """What a split's folder may be called."""
 IN_MEMORY = 2**30
 """An image folder of no more bytes than this, decoded, is held in memory."""
+LARGEST_SIDE = 4096
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 NAMES = (
@@ -46,6 +47,8 @@ NAMES = (
 
 def load(name: str, split: str = "test", root: str | Path | None = None) -> Images:
     """The set that a name means; `root` is where fetched sets lie."""
+    if "\0" in name + split:
+        raise BadInput(f"no data set is called {name!r}: it holds a null byte")
     kind, colon, rest = name.partition(":")
     match kind:
         case "sample" if not colon:
@@ -119,9 +122,12 @@ def _split_of(path: Path, split: str, test: tuple[str, ...]) -> Path:
 
 def _sized(rest: str) -> tuple[Path, int | None]:
     """PATH or PATH@SIZE."""
-    sized = re.fullmatch(r"(.+)@(\d+)", rest)
+    sized = re.fullmatch(r"(.+)@(\d{1,9})", rest, re.ASCII)
     if sized and not Path(rest).expanduser().exists():
-        return Path(sized[1]).expanduser(), int(sized[2])
+        size = int(sized[2])
+        if not 1 <= size <= LARGEST_SIDE:
+            raise BadInput(f"images are resized to 1 to {LARGEST_SIDE} pixels, found {size}")
+        return Path(sized[1]).expanduser(), size
     return Path(rest).expanduser(), None
 
 

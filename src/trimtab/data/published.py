@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from trimtab.data.archives import members
-from trimtab.data.files import existing, kind_of
+from trimtab.data.files import FORMATS, UNREADABLE, existing, kind_of
 from trimtab.data.sources import Progress
 from trimtab.types import BadInput
 
@@ -46,9 +46,13 @@ def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
         if f"{stem}.bin" in files:
             return _records(files.pop(f"{stem}.bin"), label_bytes=1)
         if f"{stem}.png" in files and f"{split}_lables.json" in files:
-            labels = np.array(json.loads(files[f"{split}_lables.json"]), dtype=np.int64)
-            pixels = _rgb(files.pop(f"{stem}.png"), stem).reshape(-1, 32, 32, 3)
-            return pixels, labels[number * len(pixels) :][: len(pixels)]
+            pixels = _rgb(files.pop(f"{stem}.png"), stem)
+            try:
+                labels = np.array(json.loads(files[f"{split}_lables.json"]), dtype=np.int64)
+                pixels = pixels.reshape(-1, 32, 32, 3)
+            except (ValueError, TypeError, OverflowError, RecursionError):
+                raise BadInput(f"{stem} or its labels in {path} are not those of CIFAR-10") from None
+            return pixels, labels.reshape(-1)[number * len(pixels) :][: len(pixels)]
         raise BadInput(f"{path} does not hold all of CIFAR-10: {stem} is missing")
 
     for split, stems in (("train", [f"data_batch_{i}" for i in range(1, 6)]), ("test", ["test_batch"])):
@@ -69,7 +73,7 @@ def cifar100(path: Path, progress: Progress) -> Iterator[Split]:
         raise BadInput(f"{path} holds Python pickles, which are never opened; use cifar-100-binary.tar.gz")
     if missing := {"train.bin", "test.bin", "fine_label_names.txt"} - set(files):
         raise BadInput(f"{path} does not hold all of CIFAR-100: {', '.join(sorted(missing))} missing")
-    classes = tuple(files["fine_label_names.txt"].decode().split())
+    classes = tuple(_text(files["fine_label_names.txt"]).split())
     for split in ("train", "test"):
         pixels, labels = _records(files.pop(f"{split}.bin"), label_bytes=2)
         yield Split(split, pixels, labels, classes)
@@ -91,30 +95,41 @@ def svhn(split: str, path: Path, progress: Progress) -> Iterator[Split]:
 def tiny_imagenet(path: Path, progress: Progress) -> Iterator[Split]:
     """The official zip file. Classes are sorted by WordNet id, as an image folder would sort them."""
     texts = {
-        PurePosixPath(name).name: content.decode()
+        PurePosixPath(name).name: _text(content)
         for name, content in members(path, re.compile(r"(wnids|words|val_annotations)\.txt$").search)
     }
     if missing := {"wnids.txt", "words.txt", "val_annotations.txt"} - set(texts):
         raise BadInput(f"{path} does not hold all of Tiny-ImageNet: {', '.join(sorted(missing))} missing")
     wnids = sorted(texts["wnids.txt"].split())
-    words = dict(line.split("\t", 1) for line in texts["words.txt"].splitlines())
+    words = {line.partition("\t")[0]: line.partition("\t")[2] for line in texts["words.txt"].splitlines()}
     classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in wnids)
     # train images are named after their class, the validation images are listed
-    listed = dict(line.split("\t")[:2] for line in texts["val_annotations.txt"].splitlines())
+    lines = (line.split("\t") for line in texts["val_annotations.txt"].splitlines())
+    listed = {line[0]: line[1] for line in lines if len(line) > 1}
+    number = {wnid: at for at, wnid in enumerate(wnids)}
     for split, folder, total in (("train", "train", 100_000), ("test", "val", 10_000)):
         found: dict[str, np.ndarray] = {}
         for name, content in members(path, re.compile(rf"(^|/){folder}/.*\.JPEG$").search):
-            found[PurePosixPath(name).name] = _rgb(content, name)
+            found[PurePosixPath(name).name] = pixels = _rgb(content, name)
+            if pixels.shape != (64, 64, 3):
+                raise BadInput(f"{name} in {path} is {pixels.shape[1]}x{pixels.shape[0]}, expected 64x64")
             progress(f"decoding {split}", len(found), total)
         names = sorted(found)
-        labels = [wnids.index(listed.get(name, name.split("_")[0])) for name in names]
+        labels = [number.get(listed.get(name, name.split("_")[0]), -1) for name in names]
+        if not names or min(labels) < 0:
+            odd = f"no class is known of {names[labels.index(-1)]}" if names else f"it has no {split} images"
+            raise BadInput(f"{path} does not hold all of Tiny-ImageNet: {odd}")
         yield Split(split, np.stack([found[name] for name in names]), np.array(labels, np.int64), classes)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", errors="replace")
 
 
 def _rgb(content: bytes, name: str) -> np.ndarray:
     try:
-        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    except (OSError, ValueError, SyntaxError):  # Pillow raises all three on damaged files
+        return np.asarray(Image.open(io.BytesIO(content), formats=FORMATS).convert("RGB"))
+    except UNREADABLE:
         raise BadInput(f"{name} in the archive is not a readable image; fetch the archive again") from None
 
 

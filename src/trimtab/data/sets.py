@@ -23,6 +23,8 @@ from torch import Tensor
 
 from trimtab.types import BadInput, InputSpec
 
+MOST_CLASSES = 1_000_000
+"""Where classes are only counted: a label of this size is no class, but some other number."""
 Which: TypeAlias = slice | Sequence[int] | Tensor
 
 
@@ -174,6 +176,10 @@ def from_arrays(
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0:
         found = f"{labels.dtype} {tuple(labels.shape)}"
         raise BadInput(f"{name} needs one integer label per image, found {found}")
+    if int(labels.max()) >= MOST_CLASSES:
+        raise BadInput(
+            f"{name} has a label {int(labels.max())}; labels count classes, fewer than {MOST_CLASSES}"
+        )
     if classes is None:
         classes = [str(c) for c in range(int(labels.max()) + 1)]
     images = images if images.dtype == torch.uint8 else images.to(torch.float32)

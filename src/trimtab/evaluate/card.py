@@ -71,13 +71,16 @@ class Card:
     @classmethod
     def read(cls, text: str) -> Card:
         """The card that `json` wrote."""
+        from pydantic import TypeAdapter, ValidationError  # only here, and slow to import
+
         try:
-            held = json.loads(text)
-            rows = tuple(Row(**{**row, "interval": tuple(row["interval"])}) for row in held.pop("rows"))
-            flags = tuple(Flag(**flag) for flag in held.pop("flags"))
-            return cls(**held, rows=rows, flags=flags)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise BadInput(f"this is not a scorecard as trimtab writes it: {problem}") from None
+            return TypeAdapter(cls).validate_json(text, strict=True)
+        except (ValidationError, UnicodeEncodeError) as problem:
+            why = str(problem)
+            if isinstance(problem, ValidationError):
+                first = problem.errors()[0]
+                why = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
+            raise BadInput(f"this is not a scorecard as trimtab writes it: {why}") from None
 
 
 @dataclass(frozen=True)

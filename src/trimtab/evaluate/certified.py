@@ -11,7 +11,7 @@ from trimtab.certify import certify
 from trimtab.certify.bounds import max_radius
 from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Columns, Condition
-from trimtab.types import number, pretty
+from trimtab.types import BadInput, number, pretty
 
 STEP = 0.25
 """Between the radii that the card shows."""
@@ -33,6 +33,10 @@ class Certified(Condition):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
+        if not 0 < self.alpha < 1:
+            raise BadInput(
+                f"alpha, the chance of a wrong certificate, lies between 0 and 1, found {self.alpha}"
+            )
 
     @property
     def cost(self) -> float:

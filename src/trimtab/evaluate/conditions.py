@@ -99,6 +99,8 @@ class Noise(Condition):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
+        if float(self.sigma) < 0:
+            raise BadInput(f"a deviation must not be negative, found sigma {float(self.sigma):g}")
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
         noise = draws.normal(batch.x, seed, batch.ids.tolist(), _NOISE)

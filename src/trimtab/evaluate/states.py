@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from trimtab import adapt, norm
 from trimtab.attacks import guard
+from trimtab.types import BadInput
 
 FirstImages: TypeAlias = Callable[[int], Tensor]
 """The first n images of the data, as the condition shows them."""
@@ -77,6 +78,10 @@ class Frozen(NormState):
     images: int = 256
     """On how many of the first images they are estimated."""
     blend_of: str = "std"
+
+    def __post_init__(self) -> None:
+        if self.images < 1:
+            raise BadInput(f"statistics are frozen on at least one image, found {self.images}")
 
     def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
         return guard(adapt.frozen(model, first(self.images), self.rho, self.blend_of))

@@ -26,6 +26,8 @@ def architecture(
     """The network `scheme:name` with an origin that remembers how it was made; `weights` are fetched."""
     arguments = dict(arguments)
     kind = arguments.pop("norm", None) if scheme != "net" else None
+    if classes is not None and (not isinstance(classes, int) or classes < 1):
+        raise BadInput(f"classes must be a whole number from 1 on, found {classes!r}")
     model = MAKERS[scheme](name, classes, weights, arguments)
     given = {**arguments, **({} if classes is None else {"classes": classes})}
     if kind is not None:
@@ -43,6 +45,8 @@ def _net(name: str, classes: int | None, weights: str | None, arguments: dict[st
 
 def _timm(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
     timm = _extra("timm")
+    if odd := next((name for name in arguments if name.startswith(("pretrained", "checkpoint"))), None):
+        raise BadInput(f"timm:{name} takes no {odd}; write timm:{name}+pretrained to fetch its weights")
     if not timm.is_model(name):
         raise BadInput(_unknown("timm", name, timm.list_models()))
     if weights not in (None, "pretrained"):
@@ -60,6 +64,8 @@ def _torchvision(name: str, classes: int | None, weights: str | None, arguments:
     known = models.list_models(module=models)
     if name not in known:
         raise BadInput(_unknown("torchvision", name, known))
+    if "weights" in arguments:
+        raise BadInput(f"torchvision:{name} is told its weights as torchvision:{name}+pretrained")
     published = models.get_model_weights(name)
     if weights not in (None, "pretrained", *published.__members__):
         names = ", ".join(published.__members__)

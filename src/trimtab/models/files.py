@@ -11,6 +11,7 @@ Nothing is unpickled: foreign `.pt` and `.pth` files are read with `weights_only
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -50,14 +51,26 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     pixels = wrap(getattr(model, "_orig_mod", model))  # as torch.compile hides it
-    described = json.dumps(describe(pixels, provenance or {}), indent=2, default=str)
     state = {key: value.detach().cpu().contiguous().clone() for key, value in pixels.net.state_dict().items()}
     folder = Path(path)
     if folder.is_file():
         raise BadInput(f"cannot save to {folder}: it is a file, give a folder")
+    description = {**describe(pixels, provenance or {}), "digest": digest(state)}
+    described = json.dumps(description, indent=2, default=str)
     weights = safetensors.torch.save(state, metadata={_KEY: described})
     _place(folder, {DESCRIPTION: described.encode() + b"\n", WEIGHTS: weights})
     return folder
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """A hash over names, types, shapes and values: by it a file is known that changed on its disk."""
+    content = hashlib.sha256()
+    for name in sorted(state):
+        held = state[name].detach().cpu().contiguous()
+        content.update(f"{name} {held.dtype} {tuple(held.shape)}\n".encode())
+        if held.numel():
+            content.update(held.reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,22 +157,61 @@ def _read_safetensors(file: Path) -> tuple[State, dict[str, Any] | None]:
         with safe_open(file, "pt") as opened:
             described = (opened.metadata() or {}).get(_KEY)
             state = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{file} is damaged or cut short ({error}); fetch or save it again") from None
-    return state, None if described is None else _description(file, described)
+    except (SafetensorError, OSError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise BadInput(f"{file} is damaged or cut short ({why}); fetch or save it again") from None
+    if described is None:
+        return state, None
+    description = _description(file, described)
+    if description.get("digest", kept := digest(state)) != kept:
+        raise BadInput(
+            f"{file} is damaged: its weights are not those that were saved; fetch or save it again"
+        )
+    return state, description
+
+
+_FORM: dict[str, tuple[type, ...]] = {
+    "source": (str, type(None)), "arguments": (dict,), "input": (dict,), "classes": (list, type(None)),
+    "branches": (list,), "provenance": (dict,),
+}  # fmt: skip
+"""What a description holds."""
+_FETCHING = ("pretrained", "weights", "checkpoint", "cache", "url", "file", "hf_hub")
+"""How arguments begin that make a library fetch or open another file."""
 
 
 def _description(file: Path, text: str) -> dict[str, Any]:
-    described = json.loads(text)
+    """The description in a header, as far as that can be judged: it may come from anyone."""
+    damaged = BadInput(f"the description in {file} is damaged; save the model again")
+    try:
+        described = json.loads(text)
+    except (ValueError, RecursionError):
+        raise damaged from None
+    if not isinstance(described, dict):
+        raise damaged
     if described.get("format") != FORMAT:
         raise BadInput(f"{file} was saved in format {described.get('format')}, this trimtab reads {FORMAT}")
+    if any(not isinstance(described.get(key, 0), kinds) for key, kinds in _FORM.items()):
+        raise damaged
+    if any(not isinstance(name, str) for name in described["classes"] or ()):
+        raise damaged
+    for name in described["arguments"]:
+        if name.startswith(_FETCHING):
+            raise BadInput(
+                f"the description in {file} asks for another file ({name}), which none of ours does"
+            )
     return described
 
 
 def spec_in(described: Mapping[str, Any]) -> InputSpec:
     given = described["input"]
-    height, width = given["size"]
-    return InputSpec((height, width), given["channels"], tuple(given["mean"]), tuple(given["std"]))
+    try:
+        (height, width), channels = map(int, given["size"]), int(given["channels"])
+        mean, std = (tuple(map(float, given[key])) for key in ("mean", "std"))
+        if min(height, width, channels) < 1:
+            raise ValueError
+        return InputSpec((height, width), channels, mean, std)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise BadInput(f"a saved model describes an input that cannot be: {given}") from None
 
 
 _OLD_FORMAT = b"\x80\x02\x8a\n" + 0x1950A86A20F9469CFC6C.to_bytes(10, "little") + b"."
@@ -195,8 +247,10 @@ _HOMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 def _state_in(loaded: Any, file: Path) -> State:
     homes = [loaded, *(loaded[key] for key in _HOMES if key in loaded)] if isinstance(loaded, dict) else []
     for home in homes:
-        if isinstance(home, Mapping) and any(isinstance(value, Tensor) for value in home.values()):
-            return {key: value for key, value in home.items() if isinstance(value, Tensor)}
+        if isinstance(home, Mapping):
+            state = {k: v for k, v in home.items() if isinstance(k, str) and isinstance(v, Tensor)}
+            if state:
+                return state
     found = ", ".join(map(str, list(loaded)[:5])) if isinstance(loaded, dict) else type(loaded).__name__
     raise BadInput(f"{file} holds no state dict (found: {found}); save the model's state_dict()")
 
@@ -224,12 +278,20 @@ def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
 
 def fill(net: nn.Module, state: State, where: str) -> None:
     """Load `state` into `net`, or say in one sentence why it does not fit."""
+    require_fit(net, state, where)
+    try:
+        net.load_state_dict(state)
+    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be copied into a network
+        raise BadInput(f"{where} holds tensors of a kind that no network has") from None
+
+
+def require_fit(net: nn.Module, state: State, where: str, but_classes: bool = False) -> None:
+    """Say in one sentence why `state` does not fit `net`; with `but_classes` shapes are left aside."""
     wanted = net.state_dict()
     missing = [key for key in wanted if key not in state]
     unknown = [key for key in state if key not in wanted]
-    shapes = _differing(state, wanted)
+    shapes = [] if but_classes else _differing(state, wanted)
     if not (missing or unknown or shapes):
-        net.load_state_dict(state)
         return
     faults = []
     if missing:

@@ -21,7 +21,8 @@ network without a record takes pixels as they are, unless `input` says otherwise
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def parse(text: str) -> Source:
     'timm:resnet18'
     """
     scheme, _, rest = text.partition(":")
+    if "\0" in text:
+        raise BadInput(f"{text!r} names no model: it holds a null byte")
     if scheme not in SCHEMES or not rest:
         known = " ".join(f"{name}:" for name in SCHEMES)
         raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as net:resnet20")
@@ -144,12 +147,15 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
             norm.rebuild(model.net, described["branches"])
         return model
 
-    model = built(classes)
+    # A sketch without memory first: a description can ask for any size, the weights say what is really there.
+    with torch.device("meta") if plan.scheme == "net" else nullcontext(), _describable(path, described):
+        model = built(classes)
     state = files.without_prefix(state, model.net.state_dict())
     found = files.classes_in(state, model.net.state_dict())
     _require_classes(str(path), found, classes)
-    if found is not None and plan.scheme != "py":
-        model = built(found)
+    files.require_fit(model.net, state, str(path), but_classes=found is not None)
+    if plan.scheme == "net" or (found is not None and plan.scheme != "py"):
+        model = built(classes if found is None else found)
     files.fill(model.net, state, str(path))
 
     assert model.origin is not None
@@ -158,6 +164,21 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
         return Pixels(model.net, model.spec, model.classes, origin)
     origin = replace(model.origin, provenance=described["provenance"])
     return Pixels(model.net, files.spec_in(described), described["classes"], origin)
+
+
+@contextmanager
+def _describable(path: Path, described: dict[str, Any] | None) -> Iterator[None]:
+    """Whatever a network's constructor makes of a description that nobody checked, it is one sentence."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        if described is None:
+            raise
+        raise BadInput(
+            f"{path} describes a network that cannot be built ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _described_architecture(path: Path, described: dict[str, Any] | None) -> Source:

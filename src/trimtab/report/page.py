@@ -22,6 +22,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from trimtab.data.files import placed
 from trimtab.evaluate import Card
 from trimtab.norm.audit import Audit
 from trimtab.report import tables, words
@@ -56,12 +57,10 @@ def page(
 ) -> Path:
     """Write the page of one card, or of two to eight to compare; the path is returned."""
     text = render(cards, title, extras or Extras())
-    beside = Path(path).with_name(f".{Path(path).name}.part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as problem:
-        raise BadInput(f"the page cannot be written to {path}: {problem.strerror}") from None
+    if not Path(path).parent.is_dir():
+        raise BadInput(f"the page cannot be written to {path}: there is no such folder")
+    with placed(Path(path)) as part:
+        part.write_text(text, encoding="utf-8", errors="replace")  # a name from a file system may be no text
     return Path(path)
 
 

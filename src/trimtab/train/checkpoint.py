@@ -6,6 +6,7 @@ commits both. Nothing is pickled. Chance needs no entry: it is a function of the
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab.data.files import placed
+from trimtab.models.files import digest
 from trimtab.types import BadInput
 
 _HEADER = "trimtab"
@@ -91,8 +93,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             header = json.loads(file.metadata()[_HEADER])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        seal = header.pop("digest", None)  # the first checkpoints had none
+        if seal is not None and seal != _digest(tensors, header):
+            raise ValueError
+        return tensors, header
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
         raise BadInput(f"{path} is not a checkpoint that trimtab wrote, or it is damaged") from None
 
 
@@ -101,8 +107,15 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> No
     if broken:
         raise NotFinite(broken[0])
     whole = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    sealed = {**header, "digest": _digest(whole, header)}
     with placed(path) as part:
-        save_file(whole, part, metadata={_HEADER: json.dumps(header)})
+        save_file(whole, part, metadata={_HEADER: json.dumps(sealed)})
+
+
+def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    """Of all that is in a checkpoint: a bit that changed on the disk must not go on unnoticed."""
+    plain = json.dumps(header, sort_keys=True)
+    return hashlib.sha256(f"{digest(tensors)} {plain}".encode()).hexdigest()
 
 
 class NotFinite(Exception):

@@ -141,6 +141,8 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     if recipe.ema is not None:
         ema = {name: t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
     if recipe.compile is not None:
+        if recipe.compile not in torch.compiler.list_backends(exclude_tags=()):
+            raise BadInput(f"torch has no compiler {recipe.compile!r}; compile: inductor is the usual one")
         model.compile(backend=recipe.compile)
     stepper = fabric.setup_optimizers(optimiser)
     loader = loader_for(fabric, train_set, recipe)

@@ -22,6 +22,9 @@ from trimtab.attacks import Attack
 from trimtab.train.base import Objective
 from trimtab.types import L2, BadInput, Linf, number, pretty
 
+MOST_BRACKETS = 1000
+"""The time to parse nested brackets grows with the square of their number."""
+
 
 @dataclass(frozen=True)
 class Kinds:
@@ -38,6 +41,24 @@ class Kinds:
         if hint is Attack or typing.get_origin(hint) is collections.abc.Callable:
             return self.attack
         return None
+
+
+def parsed(text: str, where: str) -> Any:
+    """YAML as plain values. Aliases are refused: a few lines of them can stand for more than any memory."""
+    if text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise BadInput(f"{where} holds more than {MOST_BRACKETS} brackets, which no recipe needs")
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise BadInput(f"{where} uses YAML aliases (*name), which a recipe does not need; write them out")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as problem:
+        raise BadInput(f"{where} is not valid YAML: {' '.join(str(problem).split())}") from None
+    except RecursionError:
+        raise BadInput(f"{where} is nested too deeply to be a recipe") from None
+    except (ValueError, OverflowError) as problem:  # a date or a number that there cannot be
+        if isinstance(problem, BadInput):
+            raise
+        raise BadInput(f"{where} holds a value that YAML cannot read: {problem}") from None
 
 
 def read(kind: Any, value: Any, kinds: Kinds, at: str = "") -> Any:
@@ -78,7 +99,7 @@ def _read_kind(choices: Mapping[str, type], value: Any, kinds: Kinds, at: str) -
     if not isinstance(given, Mapping) or "kind" not in given:
         raise BadInput(f"{at} needs a kind, one of {', '.join(choices)}; found {value!r}")
     name = given["kind"]
-    if name not in choices:
+    if not isinstance(name, str) or name not in choices:
         raise BadInput(f"{at} cannot be of kind {name!r}; {_nearest(str(name), list(choices))}")
     return _read_fields(choices[name], {k: v for k, v in given.items() if k != "kind"}, kinds, at)
 
@@ -96,7 +117,7 @@ def _read_leaf(kind: Any, value: Any, at: str) -> Any:
             return number(value)
         except BadInput as problem:
             raise BadInput(f"{at}: {problem}") from None
-    if isinstance(value, list):
+    if isinstance(value, list) and typing.get_origin(kind) is tuple:
         (inner, *_) = typing.get_args(kind) or (str,)
         value = tuple(_read_leaf(inner, v, at) for v in value)
     try:
@@ -112,11 +133,13 @@ def overridden(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     for place, value in sorted(overrides.items(), key=lambda item: not item[0].endswith("kind")):
         key, _, rest = place.partition(".")
         if isinstance(value, str):
-            value = yaml.safe_load(value)
+            value = parsed(value, f"the value of {place}")
         if not rest:
             out[key] = value
             continue
         inner = out.get(key)
+        if not isinstance(inner, Mapping | str | None):
+            raise BadInput(f"{key} is {inner!r}, which has no {rest!r} to set")
         inner = {"kind": inner} if isinstance(inner, str) else dict(inner or {})
         if rest == "kind" and inner.get("kind") != value:
             inner = {}

@@ -22,7 +22,7 @@ from trimtab.train.base import Objective
 from trimtab.train.gaussian import Gaussian
 from trimtab.train.ligs import LIGS
 from trimtab.train.mixture import AdvProp, Mixture
-from trimtab.train.reader import Kinds, overridden, plain, read
+from trimtab.train.reader import Kinds, overridden, parsed, plain, read
 from trimtab.train.sam import SAM
 from trimtab.train.standard import Standard
 from trimtab.types import BadInput
@@ -36,6 +36,12 @@ BUDGETS: dict[str, type] = {"linf": attacks.Linf, "l2": attacks.L2}
 KINDS = Kinds(objective=OBJECTIVES, attack=ATTACKS, budget=BUDGETS)
 
 
+def _at_least(least: int, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise BadInput(f"{name} must be at least {least}, found {value:g}")
+
+
 @dataclass(frozen=True)
 class Data:
     name: str = "cifar10"
@@ -46,6 +52,10 @@ class Data:
     """Train on the first so many images only."""
     validation: int = 1000
     """Training images held out, the last ones of the set, to choose checkpoints by."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, validation=self.validation)
+        _at_least(1, images=self.images)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,13 @@ class Optimiser:
     weight_decay: float = 5e-4
     decay: Literal["all", "weights"] = "all"
     """What decays: all parameters, or weights only (not norm parameters and biases)."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, lr=self.lr, weight_decay=self.weight_decay)
+        if not 0 <= self.momentum < 1:
+            raise BadInput(f"momentum lies from 0 to below 1, found {self.momentum:g}")
+        if self.nesterov and not self.momentum:
+            raise BadInput("nesterov needs a momentum above 0")
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,13 @@ class Schedule:
     """Epochs of linear growth from 0 at the start."""
     peak: float = 0.3
     """one-cycle: the share of the run in which the rate rises."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, warmup=self.warmup, gamma=self.gamma)
+        if self.every <= 0:
+            raise BadInput(f"every must be above 0 epochs, found {self.every:g}")
+        if not 0 <= self.peak <= 1:
+            raise BadInput(f"peak is a share between 0 and 1, found {self.peak:g}")
 
 
 @dataclass(frozen=True)
@@ -91,6 +115,9 @@ class Norm:
     synchronise: bool = True
     """Over several processes, take batch statistics over all of them."""
 
+    def __post_init__(self) -> None:
+        _at_least(0, running_epochs=self.running_epochs)
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -106,6 +133,9 @@ class Validation:
     """Which epoch's network is the result: the last, or the one with the best accuracy."""
     patience: int | None = None
     """Stop after so many validations without a better one."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, every=self.every, images=self.images, patience=self.patience)
 
 
 @dataclass(frozen=True)
@@ -137,10 +167,12 @@ class Recipe:
     """A sentence for people: where the numbers come from."""
 
     def __post_init__(self) -> None:
-        counts = {"epochs": self.epochs, "batch_size": self.batch_size, "accumulate": self.accumulate}
-        for name, value in counts.items():
-            if value < 1:
-                raise BadInput(f"{name} must be at least 1, found {value}")
+        _at_least(1, epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
+        _at_least(1, checkpoint_steps=self.checkpoint_steps)
+        if not -(2**63) <= self.seed < 2**63:
+            raise BadInput(f"a seed has at most 64 bits, found {self.seed}")
+        if self.clip is not None and self.clip <= 0:
+            raise BadInput(f"clip, the largest norm of the gradient, must be above 0, found {self.clip:g}")
         if self.batch_size % self.accumulate:
             raise BadInput(
                 f"a batch of {self.batch_size} cannot be processed in {self.accumulate} equal parts"
@@ -184,17 +216,17 @@ def write_recipe(recipe: Recipe) -> str:
 def _parse(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if path.is_file():
-        text = path.read_text()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise BadInput(f"{source} is no recipe: it is not even text") from None
     elif str(source) in shipped():
         text = (_home() / f"{source}.yaml").read_text()
     else:
         raise BadInput(
             f"there is no recipe {str(source)!r}; give a YAML file or one of {', '.join(shipped())}"
         )
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as problem:
-        raise BadInput(f"{source} is not valid YAML: {' '.join(str(problem).split())}") from None
+    given = parsed(text, str(source))
     if not isinstance(given, dict):
         raise BadInput(f"{source} must hold keys and values, found {type(given).__name__}")
     return given
