@@ -317,3 +317,27 @@ def test_a_copy_that_cannot_run_on_the_example_is_given_unfolded() -> None:
 def test_a_copy_that_agrees_on_the_example_is_folded() -> None:
     x = images(4, 2, 5, 5)
     assert norms(norm.fold(small(), x)) == []
+
+
+def test_relus_overwrite_only_what_nobody_else_reads() -> None:
+    class Peeks(nn.Module):
+        """Reads one norm's output beside its ReLU, and rectifies a sigmoid, whose gradient needs its output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.conv2, self.bn2 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.alone, self.summed, self.peeked, self.squashed = (nn.ReLU() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.alone(self.bn1(self.conv1(x)))
+            second = self.bn2(self.conv2(first))
+            both = self.summed(first + self.peeked(second))
+            return (both * second + self.squashed(torch.sigmoid(second))).flatten(1)
+
+    model = season(Peeks().double()).eval()
+    folded: Any = norm.fold(model)
+    named = ("alone", "summed", "peeked", "squashed")
+    assert [getattr(folded, name).inplace for name in named] == [True, True, False, False]
+    assert not any(getattr(model, name).inplace for name in named)
+    assert agree(model, folded, images(4, 2, 5, 5))

@@ -3,12 +3,14 @@
 With running statistics a batch-norm layer is a constant affine map per channel, so conv + norm is one
 convolution: W' = W gamma / sigma, b' = (b - mu) gamma / sigma + beta. Attacks and certification run
 many passes over a fixed network and take this copy. A pair is folded only if tracing proves it: the
-convolution feeds this layer and nothing else, both run once, and nobody else reads their tensors.
+convolution feeds this layer and nothing else, both run once, and nobody else reads their tensors. By
+the same proof the copy's ReLUs overwrite a folded layer's output, or a sum, that only they read.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +33,14 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     against the model, and given unfolded should they differ beyond rounding.
     """
     plain = _frozen_copy(model)
-    pairs = foldable(plain)
-    if not pairs:
+    tracer = _Tracer(plain)
+    graph = tracer.attempt(plain)
+    pairs = foldable(tracer, graph, dict(plain.named_modules())) if graph else []
+    if graph is None or not pairs:
         return plain
     folded = plain if example is None else _frozen_copy(plain)
+    for name in overwriting(graph, dict(folded.named_modules()), {norm for _, norm in pairs}):
+        folded.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
         _merge(folded, conv_name, norm_name)
     if example is None or _agree(folded, plain, example):
@@ -42,18 +48,8 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     return plain
 
 
-def foldable(model: nn.Module) -> list[tuple[str, str]]:
-    """(convolution, norm layer) pairs that tracing proves to be one affine map; none if it cannot trace."""
-    tracer = _Tracer(model)
-    held = [(module, dict(module._buffers)) for module in model.modules()]
-    try:
-        graph = tracer.trace(model)
-    except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
-        return []
-    finally:
-        for module, buffers in held:
-            module._buffers.update(buffers)  # a forward pass that replaces one would leave a proxy there
-    modules = dict(model.named_modules())
+def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
+    """(convolution, norm layer) pairs that are proved to be one affine map."""
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times: dict[nn.Module, int] = {}
     for node in calls:
@@ -74,6 +70,23 @@ def foldable(model: nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
+def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]) -> list[str]:
+    """ReLUs that may overwrite what they are given: nobody else reads it, and no gradient needs it."""
+    safe: dict[str, bool] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and type(modules[node.target]) is nn.ReLU:
+            given = node.args[0] if node.args else None
+            spare = isinstance(given, fx.Node) and len(given.users) == 1 and _needs_no_output(given, folded)
+            safe[node.target] = safe.get(node.target, True) and spare and _unhooked(modules[node.target])
+    return [name for name, spare in safe.items() if spare]
+
+
+def _needs_no_output(node: fx.Node, folded: set[str]) -> bool:
+    if node.op == "call_module":
+        return node.target in folded
+    return node.op == "call_function" and node.target is operator.add
+
+
 class _Tracer(fx.Tracer):
     """Takes norm layers as leaves, and notes which are constant.
 
@@ -88,6 +101,17 @@ class _Tracer(fx.Tracer):
         found = [module for module in root.modules() if is_batch_norm(module)]
         self.fixed = {module: _is_fixed(module) for module in found}
         self.settings = {module: getattr(module, "setting", None) for module in found}
+
+    def attempt(self, model: nn.Module) -> fx.Graph | None:
+        """The graph of the model; none if it cannot be traced."""
+        held = [(module, dict(module._buffers)) for module in model.modules()]
+        try:
+            return self.trace(model)
+        except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
+            return None
+        finally:
+            for module, buffers in held:
+                module._buffers.update(buffers)  # a forward pass that replaces one would leave a proxy there
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.fixed or super().is_leaf_module(m, module_qualified_name)
