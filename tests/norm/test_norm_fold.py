@@ -321,7 +321,7 @@ def test_a_copy_that_agrees_on_the_example_is_folded() -> None:
 
 def test_relus_overwrite_only_what_nobody_else_reads() -> None:
     class Peeks(nn.Module):
-        """Reads one norm's output beside its ReLU, and rectifies a sigmoid, whose gradient needs its output."""
+        """Reads a norm's output beside its ReLU, and rectifies a sigmoid, whose gradient needs its output."""
 
         def __init__(self) -> None:
             super().__init__()
