@@ -66,10 +66,13 @@ def claim(
 
 def everything() -> dict[str, Claim]:
     """Every claim of the five papers by its id, in the order of the papers."""
-    from trimtab.studies import ada, apa, mix
+    from trimtab.studies import ada, adv, apa, lig, mix
 
     defined = [
-        value for paper in (mix, apa, ada) for value in vars(paper).values() if isinstance(value, Claim)
+        value
+        for paper in (mix, adv, apa, ada, lig)
+        for value in vars(paper).values()
+        if isinstance(value, Claim)
     ]
     order = sorted(defined, key=lambda one: (PAPERS.index(one.paper.upper()), int(one.id.partition("-")[2])))
     return {one.id: one for one in order}

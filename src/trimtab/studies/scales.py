@@ -105,7 +105,7 @@ LAPTOP = Scale(
     draws=10_000, certified=200, made=5000, match_steps=100, label_steps=50, decoder_epochs=4, watched=500,
 )  # fmt: skip
 
-PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", attacked=10_000)
+PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", ("net:resnet101_cifar",), attacked=10_000)
 
 _IMAGENET = {"data": "imagenet:imagenet@224", "corrupted": None, "attacked": 50_000}
 _MIX = {"data.images": 10_000, "objective.attack.step_size": "3/255"}

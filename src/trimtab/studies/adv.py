@@ -1,0 +1,288 @@
+"""AdvBN: fine-tuning against adversarial feature statistics (Shu et al.; ImageNet, ResNet-50 cut behind
+conv2_3).
+
+Every comparison with the network that fine-tuning started from stands beside two controls of equal length:
+the same fine-tuning without a perturbation, and with random statistics. A corruption error is a share of
+wrong images. Off ImageNet mCE is relative to the standard network of the same seed. ImageNet-Instagram,
+-Sketch and -Style, and AutoAugment, are not offered: rows that need them are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trimtab import construct, data, models, train
+from trimtab.data import Images
+from trimtab.evaluate import Branch, Corrupted, NormState
+from trimtab.norm import copied, steer
+from trimtab.studies import corruption
+from trimtab.studies.bench import Bench, only_one
+from trimtab.studies.claim import claim
+from trimtab.studies.nets import Net
+from trimtab.studies.scales import Scale
+from trimtab.studies.verdicts import Above, Close
+
+STANDARD = Net("lig-resnet50-paper", given="torchvision:resnet50+IMAGENET1K_V1")
+ADVBN = Net("advbn-resnet50-paper", start=STANDARD)
+EQUAL = Net("advbn-resnet50-paper", {"objective.steps": 0}, start=STANDARD)
+RANDOM = Net("advbn-resnet50-paper", {"objective.attack": "random"}, start=STANDARD)
+MAIN, AUX = Branch("main"), Branch("aux")
+SUBJECTS = {
+    "standard": (STANDARD, None), "AdvBN": (ADVBN, MAIN), "tuned alike, no perturbation": (EQUAL, MAIN),
+    "random statistics": (RANDOM, MAIN),
+}  # fmt: skip
+
+
+def small(value: Any) -> Callable[[Scale], Any]:
+    """A value for the small scales; the paper's recipe keeps its own."""
+    return lambda scale: None if scale.name == "paper" else value
+
+
+@claim(
+    "ADV-1",
+    "AdvBN fine-tuning lowers the corruption error in 14 of the 15 categories and does not hurt clean "
+    "accuracy",
+    figures={
+        "standard, mCE": "76.7", "AdvBN, mCE": "72.7",
+        "standard, clean error": "23.9", "AdvBN, clean error": "23.0",
+        "standard, by corruption": "80 82 83 75 89 78 80 78 75 66 57 71 85 77 77",
+        "AdvBN, by corruption": "75 76 77 70 85 75 80 74 71 63 54 66 82 71 72",
+    },
+    tests=[
+        Above("standard, mCE", "AdvBN, mCE"),
+        Above("share of corruptions with a lower error", 0.5, effect=0.1),
+        Above("standard, clean error", "AdvBN, clean error", by=-0.01, effect=0.0),
+    ],
+    networks=[STANDARD, ADVBN, EQUAL, RANDOM], headline=True, minutes=4,
+)  # fmt: skip
+def corruption_errors(bench: Bench) -> dict[str, float]:
+    found = {
+        name: corruption.errors(bench, bench.network(net), state) for name, (net, state) in SUBJECTS.items()
+    }
+    rows: dict[str, float] = {}
+    for name, errors in found.items():
+        rows[f"{name}, mCE"] = corruption.mce(bench, errors, found["standard"])
+        rows[f"{name}, mean corruption error"] = corruption.mean_error(errors)
+        rows[f"{name}, clean error"] = errors["clean"]
+    names = [name for name in found["standard"] if name != "clean"]
+    rows["share of corruptions with a lower error"] = fmean(
+        found["AdvBN"][name] < found["standard"][name] for name in names
+    )
+    for name in names:
+        for who in ("standard", "AdvBN"):
+            rows[f"{who}, {name.replace('_', ' ')}"] = found[who][name]
+    return rows
+
+
+MIXED = {
+    "data.augment": lambda s: ["flip", "augmix:3"] if s.name == "smoke" else ["crop", "flip", "augmix:3"]
+}
+AUGMIX = Net("lig-resnet50-paper", MIXED, given="file:augmix-resnet50.pth.tar@torchvision:resnet50")
+AUGMIX_ADVBN = Net("advbn-resnet50-paper", MIXED, start=AUGMIX)
+AUGMIX_EQUAL = Net("advbn-resnet50-paper", {**MIXED, "objective.steps": 0}, start=AUGMIX)
+
+
+@claim(
+    "ADV-2",
+    "On top of AugMix it lowers the errors of the noise corruptions and raises those of motion and zoom blur",
+    figures={
+        "AugMix, gaussian noise": "32 40 55 76 94 by severity",
+        "AugMix + AdvBN, gaussian noise": "31 37 48 64 84",
+        "AugMix, zoom blur": "38 45 49 57 65", "AugMix + AdvBN, zoom blur": "42 51 57 65 73",
+    },
+    tests=[
+        Above("AugMix, noise", "AugMix + AdvBN, noise"),
+        Above("AugMix + AdvBN, motion and zoom blur", "AugMix, motion and zoom blur"),
+    ],
+    networks=[AUGMIX, AUGMIX_ADVBN, AUGMIX_EQUAL], minutes=3,
+)  # fmt: skip
+def on_augmix(bench: Bench) -> dict[str, float]:
+    subjects = {
+        "AugMix": (AUGMIX, None), "AugMix + AdvBN": (AUGMIX_ADVBN, MAIN),
+        "AugMix, tuned alike": (AUGMIX_EQUAL, MAIN),
+    }  # fmt: skip
+    rows: dict[str, float] = {}
+    groups = {"noise": corruption.NOISE, "motion and zoom blur": ("motion_blur", "zoom_blur"), "all": None}
+    for name, (net, state) in subjects.items():
+        errors = corruption.errors(bench, bench.network(net), state)
+        rows |= {
+            f"{name}, {group}": corruption.mean_error(errors, members) for group, members in groups.items()
+        }
+        rows |= {f"{name}, {one.replace('_', ' ')}": value for one, value in errors.items()}
+    return rows
+
+
+def architecture(recipe: str, published: str, ours: str, **changes: Any) -> tuple[Net, Net, Net]:
+    """A published network, or one of ours in its place; fine-tuned with AdvBN, and alike without."""
+    model = {"model": lambda s: {"smoke": ours.replace("width=16", "width=4"), "laptop": ours}.get(s.name)}
+    start = Net("lig-resnet50-paper", model, given=published)
+    how = {**model, **{f"objective.{key}": small(value) for key, value in changes.items()}}
+    return start, Net(recipe, how, start=start), Net(recipe, {**how, "objective.steps": 0}, start=start)
+
+
+OTHERS = {
+    "DenseNet-121 (small: VGG-11)": architecture(
+        "advbn-densenet121-paper", "torchvision:densenet121+IMAGENET1K_V1", "net:vgg11,width=16",
+        cut="features.3", rectify=True,
+    ),
+    "EfficientNet-B0 (small: WRN-10-1)": architecture(
+        "advbn-efficientnet-paper", "torchvision:efficientnet_b0+IMAGENET1K_V1", "net:wrn10_1", cut="layer1",
+    ),
+}  # fmt: skip
+
+
+@claim(
+    "ADV-3",
+    "AdvBN carries over to other architectures",
+    figures={
+        "DenseNet-121": "mCE 73.4 -> 70.4; Instagram, Sketch, Style up (with AutoAugment)",
+        "EfficientNet-B0": "mCE 72.1 -> 68.7; Instagram, Sketch, Style up (with AutoAugment)",
+    },
+    tests=[Above(f"{name}, standard, mCE", f"{name}, AdvBN, mCE") for name in OTHERS],
+    networks=[net for nets in OTHERS.values() for net in nets], minutes=5,
+)  # fmt: skip
+def other_architectures(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, (start, tuned, alike) in OTHERS.items():
+        standard = corruption.errors(bench, bench.network(start))
+        for who, net in {"AdvBN": tuned, "tuned alike": alike}.items():
+            errors = corruption.errors(bench, bench.network(net), MAIN)
+            rows[f"{name}, {who}, mCE"] = corruption.mce(bench, errors, standard)
+            rows[f"{name}, {who}, clean error"] = errors["clean"]
+        rows[f"{name}, standard, mCE"] = corruption.mce(bench, standard, standard)
+        rows[f"{name}, standard, clean error"] = standard["clean"]
+    return rows
+
+
+# ---- AdvBN images ---------------------------------------------------------------------------------------
+
+
+def painter(bench: Bench) -> construct.Autoencoder:
+    """The paper's VGG-19 encoder, or the standard network's first stage; its decoder is trained once."""
+    if bench.scale.name == "paper":
+        encoder, place = steer(models.load("torchvision:vgg19+IMAGENET1K_V1")).eval(), "features.20"
+    else:
+        encoder, place = bench.network(STANDARD), "layer1"
+    auto = construct.Autoencoder.of(encoder, place, bench.seed)
+    file = bench.folder / "painters" / f"{STANDARD.key(bench.scale, bench.seed)}.safetensors"
+    with only_one(file.with_suffix(".lock")):
+        if file.exists():
+            auto.decoder.load_state_dict(safetensors.torch.load_file(file))
+        else:
+            images = bench.images("train", bench.scale.made)
+            construct.train_decoder(auto, images, bench.scale.decoder_epochs, batch_size=32, seed=bench.seed)
+            part = file.with_suffix(".part")
+            safetensors.torch.save_file(auto.decoder.state_dict(), part)
+            part.replace(file)
+    return auto.eval()
+
+
+def painted(bench: Bench, identical: bool) -> Images:
+    """Test images through encoder and decoder, statistics in between as they are or where they hurt."""
+    method = construct.AdvBNImages(painter(bench), identical=identical)
+    paper = bench.scale.name == "paper"
+    victim = models.load("torchvision:vgg19+IMAGENET1K_V1").eval() if paper else bench.network(STANDARD)
+    kind = "reconstructed" if identical else "advbn"
+    place = (
+        bench.folder / "sets" / f"{kind}-{STANDARD.key(bench.scale, bench.seed)}-{bench.scale.attacked}.npz"
+    )
+    with only_one(place.with_suffix(".lock")):
+        construct.build(method, victim, bench.images("test", bench.scale.attacked), place, seed=bench.seed)
+    return data.load(f"npz:{place}", "test")
+
+
+def on_images(bench: Bench, net: Net, images: Images, state: NormState | None) -> float:
+    return bench.accuracy(bench.network(net), images=images, state=state)
+
+
+@claim(
+    "ADV-4",
+    "The main BN serves data near the training domain, the auxiliary BN serves data far from it",
+    figures={
+        "Sketch": "26.4 main, 27.9 auxiliary", "Style": "9.0, 11.9",
+        "Instagram": "69.5, 68.5", "mCE": "72.7, 72.4",
+    },
+    tests=[
+        Above("near, main", "near, auxiliary", effect=0.005),
+        Above("far, auxiliary", "far, main", effect=0.005),
+    ],
+    networks=[STANDARD, ADVBN], minutes=3,
+)  # fmt: skip
+def which_branch(bench: Bench) -> dict[str, float]:
+    """Near: clean images and corruptions of severity 1. Far: severity 5 and AdvBN images."""
+    model, moved = bench.network(ADVBN), painted(bench, identical=False)
+    rows: dict[str, float] = {}
+    for name, state in {"main": MAIN, "auxiliary": AUX}.items():
+        mild, strong = (
+            fmean(bench.accuracy(model, Corrupted(one, s), state=state) for one in bench.scale.corruptions)
+            for s in (1, 5)
+        )
+        clean, images = bench.accuracy(model, state=state), on_images(bench, ADVBN, moved, state)
+        rows |= {f"clean, {name}": clean, f"severity 1, {name}": mild, f"severity 5, {name}": strong}
+        rows |= {f"AdvBN images, {name}": images, f"near, {name}": (clean + mild) / 2}
+        rows[f"far, {name}"] = (strong + images) / 2
+    return rows
+
+
+@claim(
+    "ADV-5",
+    "An AdvBN-perturbed data set breaks classifiers far more than plain reconstruction does, and "
+    "AdvBN-trained ones are hurt least",
+    figures={
+        "standard, AdvBN images": "1.6 (top-5 4.7)", "standard, reconstructed": "45.8",
+        "ResNet-50 conv2_3 encoder": "0.4 against 65.7", "AdvBN, AdvBN images": "4.7",
+        "AugMix + AdvBN": "8.6",
+    },
+    tests=[
+        Above("standard, reconstructed", "standard, AdvBN images", effect=0.05),
+        Above("AdvBN, AdvBN images", "standard, AdvBN images"),
+    ],
+    networks=[STANDARD, ADVBN, EQUAL, RANDOM], minutes=2,
+)  # fmt: skip
+def perturbed_images(bench: Bench) -> dict[str, float]:
+    """Batches of 32 in order. AdvBN is judged on its auxiliary branch, as there; main is beside it."""
+    sets = {"reconstructed": painted(bench, True), "AdvBN images": painted(bench, False)}
+    rows: dict[str, float] = {}
+    branches = {**SUBJECTS, "AdvBN": (ADVBN, AUX), "AdvBN, main branch": (ADVBN, MAIN)}
+    for name, (net, state) in branches.items():
+        rows |= {f"{name}, {kind}": on_images(bench, net, images, state) for kind, images in sets.items()}
+    return rows
+
+
+STEPS = (3, 4, 5, 6, 7, 8)
+
+
+@claim(
+    "ADV-6",
+    "The cost of training grows linearly in the PGD steps m, and falls as the AdvBN layer moves deeper",
+    figures={"m = 3 ... 8": "30 36 43 48 53 59 h", "conv2_3, conv3_4, conv4_6": "48 31 15 h"},
+    tests=[
+        Close("last step's share of the first step's cost", 1.0, margin=0.05),
+        Above("m = 8", "m = 3", effect=0.1),
+        Above("behind stage 1", "behind stage 2", effect=0.1),
+    ],
+    networks=[STANDARD], minutes=0.1,
+)  # fmt: skip
+def cost(bench: Bench) -> dict[str, float]:
+    """Floating-point operations of a step over those of a standard step: times would not repeat."""
+    model, batch = bench.network(STANDARD), next(iter(bench.images("train", 32).batches(32)))
+
+    def operations(objective: train.Objective) -> int:
+        net = objective.prepare(copied(model)).train()
+        with FlopCounterMode(display=False) as counted:
+            objective(net, batch.x, batch.y)
+        return int(counted.get_total_flops())
+
+    with torch.random.fork_rng():
+        plain = operations(train.Standard())
+        rows = {f"m = {m}": operations(train.AdvBN(steps=m)) / plain for m in STEPS}
+        stages = (1, 2, 3) if bench.scale.name == "paper" else (1, 2)
+        rows |= {f"behind stage {n}": operations(train.AdvBN(cut=f"layer{n}")) / plain for n in stages}
+    first, last = rows["m = 4"] - rows["m = 3"], rows["m = 8"] - rows["m = 7"]
+    return rows | {"last step's share of the first step's cost": last / first}

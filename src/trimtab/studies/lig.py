@@ -1,0 +1,484 @@
+"""Usefulness, robustness and LIGS: "Batch normalisation increases adversarial vulnerability" (CIFAR-10).
+
+PGD: l2 of 0.25, 20 steps of 2.5 eps / 20; CW is the same with Carlini and Wagner's margin. LIGS is the mean
+cosine of the input gradients at x and at x + nu, nu ~ N(0, .01^2). "none" is the same network with nothing in
+place of its norm layers, at the same learning rate. Numbers over training are noted after every epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from trimtab import attacks, construct, measure
+from trimtab.attacks import CW, FGSM, L2, PGD, Linf
+from trimtab.evaluate import PerBatch
+from trimtab.studies import corruption
+from trimtab.studies.bench import Bench
+from trimtab.studies.claim import claim
+from trimtab.studies.nets import Made, Net, Watch
+from trimtab.studies.scales import Scale
+from trimtab.studies.verdicts import Above, Close
+from trimtab.train.watch import Callback, Event
+
+NORMS = {"BN": "bn", "IN": "in", "LN": "ln", "GN": "gn"}
+VGG = {"smoke": "net:vgg11,width=4", "laptop": "net:vgg11,width=16", "paper": "net:vgg16"}
+EPS = L2(0.25)
+LARGEST = 1e6
+"""Where a walk leaves all bounds, its numbers are cut here."""
+
+
+def over_training(bench: Bench) -> Callback:
+    """After every epoch: accuracy and LIGS on test images, the landscape along a step on a training batch."""
+    look = measure.usefulness(bench.images("test", bench.scale.watched), seed=bench.seed)
+    batch = next(iter(bench.images("train", 128).batches(128)))
+
+    def told(event: Event) -> dict[str, float] | None:
+        if event.kind != "epoch":
+            return None
+        found = measure.landscape(event.model, batch.x, batch.y)
+        low, high = found.loss_range
+        walked = {"loss range": high - low, "gradient change": found.gradient_change, "beta": found.beta}
+        bounded = {name: min(value, LARGEST) if value == value else LARGEST for name, value in walked.items()}
+        return {**(look(event) or {}), **bounded}
+
+    return told
+
+
+@cache
+def standard(norm: str = "bn", family: str = "resnet", **arguments: Any) -> Net:
+    """Standard training of a ResNet or VGG with one kind of normalisation."""
+
+    def model(scale: Scale) -> str:
+        named = {} if norm == "bn" else {"norm": norm}
+        given = "".join(f",{key}={value}" for key, value in {**named, **arguments}.items())
+        return (scale.network if family == "resnet" else VGG[scale.name]) + given
+
+    return Net("lig-resnet50-paper", {"model": model}, watch=over_training)
+
+
+def tuned(**changes: Any) -> Net:
+    return Net(
+        "lig-resnet50-paper",
+        {key.replace("__", "."): value for key, value in changes.items()},
+        watch=over_training,
+    )
+
+
+BN, NONE = standard(), standard("none")
+ADV_BN = Net("lig-adversarial-paper", watch=over_training)
+ADV_NONE = Net("lig-adversarial-paper", {"model": lambda s: f"{s.network},norm=none"}, watch=over_training)
+
+
+def pgd(bench: Bench) -> PGD:
+    return PGD(EPS, steps=bench.scale.steps)
+
+
+def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
+    """Averaged over test images; an image without a gradient has none."""
+    total, model = measure.Average(), bench.network(net)
+    for x, y, ids in bench.images("test", bench.scale.watched).batches(250):
+        total += measure.Average.of(measure.ligs(model, x, y, probe, seed=bench.seed, ids=ids))
+    return total.mean
+
+
+@claim(
+    "LIG-1",
+    "BN raises clean accuracy and lowers PGD and CW accuracy, for VGG and for ResNet",
+    figures={
+        "VGG, none": "91.89 clean, 34.01 PGD l2 (VGG16, CIFAR-10)", "VGG, BN": "93.7 clean, 28.61 PGD l2",
+    },
+    tests=[
+        test
+        for family in ("VGG", "ResNet")
+        for test in (
+            Above(f"{family} BN, clean", f"{family} none, clean", effect=0.005),
+            Above(f"{family} none, PGD", f"{family} BN, PGD"),
+            Above(f"{family} none, CW", f"{family} BN, CW"),
+        )
+    ],
+    networks=[standard(norm, family) for family in ("vgg", "resnet") for norm in ("bn", "none")],
+    headline=True, minutes=3,
+)  # fmt: skip
+def vulnerability(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    steps = bench.scale.steps
+    tried = {
+        "PGD": pgd(bench),
+        "CW": CW(EPS, steps=steps),
+        "PGD l_inf 1/255": PGD(Linf("1/255"), steps=steps),
+    }
+    for family in ("VGG", "ResNet"):
+        for name, norm in {"BN": "bn", "none": "none"}.items():
+            model = bench.network(standard(norm, family.lower()))
+            rows[f"{family} {name}, clean"] = bench.accuracy(model)
+            rows |= {f"{family} {name}, {way}": bench.accuracy(model, one) for way, one in tried.items()}
+    return rows
+
+
+@claim(
+    "LIG-2",
+    "IN, LN and GN do the same as BN, and IN is usually the least robust",
+    figures={"all": "table 2: 3 networks, 4 norms, SVHN, CIFAR-10 and ImageNet"},
+    tests=[
+        *(Above("none, PGD", f"{name}, PGD") for name in ("IN", "LN", "GN")),
+        *(Above(f"{name}, clean", "none, clean", effect=0.005) for name in ("IN", "LN", "GN")),
+        *(Above(f"{name}, PGD", "IN, PGD") for name in ("BN", "LN", "GN")),
+    ],
+    networks=[standard(norm) for norm in ("none", *NORMS.values())], minutes=2,
+)  # fmt: skip
+def other_norms(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, norm in {"none": "none", **NORMS}.items():
+        model = bench.network(standard(norm))
+        rows |= {f"{name}, clean": bench.accuracy(model), f"{name}, PGD": bench.accuracy(model, pgd(bench))}
+        rows[f"{name}, CW"] = bench.accuracy(model, CW(EPS, steps=bench.scale.steps))
+    return rows
+
+
+@claim(
+    "LIG-3",
+    "Under FGSM at 4/255 the order is reversed: BN looks more robust",
+    figures={"VGG none, FGSM": "23.26", "VGG BN, FGSM": "51.28"},
+    tests=[Above("VGG BN, FGSM", "VGG none, FGSM"), Above("ResNet BN, FGSM", "ResNet none, FGSM")],
+    networks=[standard(norm, family) for family in ("vgg", "resnet") for norm in ("bn", "none")], minutes=0.5,
+)  # fmt: skip
+def single_step(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    four = Linf("4/255")
+    for family in ("VGG", "ResNet"):
+        for name, norm in {"BN": "bn", "none": "none"}.items():
+            model = bench.network(standard(norm, family.lower()))
+            rows[f"{family} {name}, FGSM"] = bench.accuracy(model, FGSM(four))
+            rows[f"{family} {name}, PGD 4/255"] = bench.accuracy(model, PGD(four, steps=bench.scale.steps))
+    return rows
+
+
+LOW = ("fog", "contrast")
+
+
+@claim(
+    "LIG-4",
+    "Under corruptions a network without normalisation is better on noise and worse on fog and contrast, "
+    "adversarial training mirrors it, and BN is the worst of the norms",
+    figures={"all": "figure 1 and section 5: no numbers"},
+    tests=[
+        Above("none, noise", "BN, noise"),
+        Above("BN, fog and contrast", "none, fog and contrast"),
+        Above("adversarially trained, noise", "BN, noise"),
+        Above("BN, fog and contrast", "adversarially trained, fog and contrast"),
+        *(Above(f"{name}, all corruptions", "BN, all corruptions") for name in ("IN", "LN", "GN")),
+    ],
+    networks=[*(standard(norm) for norm in ("none", *NORMS.values())), ADV_BN], minutes=4,
+)  # fmt: skip
+def corruptions(bench: Bench) -> dict[str, float]:
+    nets = {name: standard(norm) for name, norm in {"none": "none", **NORMS}.items()}
+    rows: dict[str, float] = {}
+    for name, net in {**nets, "adversarially trained": ADV_BN}.items():
+        found = corruption.errors(bench, bench.network(net))
+        for group, members in {
+            "noise": corruption.NOISE,
+            "fog and contrast": LOW,
+            "all corruptions": None,
+        }.items():
+            rows[f"{name}, {group}"] = 1 - corruption.mean_error(found, members)
+        rows[f"{name}, clean"] = 1 - found["clean"]
+    return rows
+
+
+@claim(
+    "LIG-5",
+    "Features extracted from un-normalised networks transfer better, and those of robust networks best",
+    figures={"all": "table 3: 8 sources, 8 targets"},
+    tests=[
+        Above("from none", "from BN", effect=0.02),
+        Above("from adversarially trained", "from none", effect=0.02),
+    ],
+    networks=[BN, NONE, ADV_BN, standard("bn", "vgg"), standard("none", "vgg")], minutes=1,
+)  # fmt: skip
+def transfer(bench: Bench) -> dict[str, float]:
+    """Targets are of the other family, so that no source reads its own features."""
+    sources = {"BN": BN, "none": NONE, "adversarially trained": ADV_BN}
+    targets = {"VGG BN": standard("bn", "vgg"), "VGG none": standard("none", "vgg")}
+    found = construct.transfer(
+        {name: bench.network(net) for name, net in sources.items()},
+        {name: bench.network(net) for name, net in targets.items()},
+        bench.images("test", bench.scale.attacked),
+        construct.Relabelled(steps=bench.scale.label_steps),
+        seed=bench.seed,
+    )
+    rows = {f"from {row['source']} to {row['target']}": float(row["accuracy"]) for row in found}
+    return {f"from {s}": fmean(rows[f"from {s} to {t}"] for t in targets) for s in sources} | rows
+
+
+@claim(
+    "LIG-6",
+    "LIGS falls during standard training and is lower with BN, IN, LN and GN, whatever the probe",
+    figures={"all": "figures 2, 4, 10, 11: only curves are printed"},
+    tests=[
+        Above("BN, after the first epoch", "BN, gaussian", effect=0.02),
+        *(Above("none, gaussian", f"{name}, gaussian", effect=0.02) for name in NORMS),
+        *(Above(f"none, {probe}", f"BN, {probe}", effect=0.02) for probe in ("uniform", "fgsm", "pgd")),
+    ],
+    networks=[standard(norm) for norm in ("none", *NORMS.values())], headline=True, minutes=1,
+)  # fmt: skip
+def similarity(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, norm in {"none": "none", **NORMS}.items():
+        net = standard(norm)
+        rows |= {f"{name}, {probe}": ligs(bench, net, probe) for probe in measure.PROBES}
+        rows[f"{name}, after the first epoch"] = bench.history(net)[0]["ligs"]
+    return rows
+
+
+@claim(
+    "LIG-7",
+    "Under adversarial training LIGS stays near 1 and BN has little influence",
+    figures={"all": "figure 4: only curves are printed"},
+    tests=[
+        Close("adversarial, BN", 1.0, margin=0.1),
+        Close("adversarial, BN", "adversarial, none", margin=0.05),
+    ],
+    networks=[ADV_BN, ADV_NONE, BN, NONE], minutes=0.3,
+)  # fmt: skip
+def under_adversarial_training(bench: Bench) -> dict[str, float]:
+    nets = {
+        "adversarial, BN": ADV_BN,
+        "adversarial, none": ADV_NONE,
+        "standard, BN": BN,
+        "standard, none": NONE,
+    }
+    rows = {name: ligs(bench, net) for name, net in nets.items()}
+    return rows | {
+        f"{name}, lowest over training": min(e["ligs"] for e in bench.history(net))
+        for name, net in nets.items()
+    }
+
+
+REGULARISED = Net("lig-regulariser-paper", watch=over_training)
+PLAIN = Net("lig-regulariser-paper", {"objective": {"kind": "standard"}}, watch=over_training)
+
+
+@claim(
+    "LIG-8",
+    "Regularising LIGS raises robust accuracy a lot and hardly changes clean accuracy",
+    figures={"all": "figure 5: only curves are printed"},
+    tests=[
+        Above("regularised, PGD", "standard, PGD", effect=0.05),
+        Close("regularised, clean", "standard, clean", margin=0.05),
+    ],
+    networks=[REGULARISED, PLAIN], headline=True, minutes=1.5,
+)  # fmt: skip
+def regulariser(bench: Bench) -> dict[str, float]:
+    """The paper does not state the regulariser's form and weight: 1 - LIGS with weight 1 is ours."""
+    rows: dict[str, float] = {}
+    for name, net in {"regularised": REGULARISED, "standard": PLAIN}.items():
+        model = bench.network(net)
+        rows |= {f"{name}, clean": bench.accuracy(model), f"{name}, PGD": bench.accuracy(model, pgd(bench))}
+        rows |= {
+            f"{name}, LIGS": ligs(bench, net),
+            f"{name}, FGSM 1/255": bench.accuracy(model, FGSM(Linf("1/255"))),
+        }
+        rows[f"{name}, CW"] = bench.accuracy(model, CW(EPS, steps=bench.scale.steps))
+    return rows
+
+
+D_R, D_NR, D_RAND = Made("D_R", ADV_BN), Made("D_NR", BN), Made("D_rand", BN)
+D_CONFLICT = Made("D_conflict", BN, of=D_R)
+
+
+def on(made: Made, norm: str = "bn", watch: Watch = over_training, **changes: Any) -> Net:
+    """Trained on a constructed set, longer where that is small."""
+    more: dict[str, Any] = {
+        "epochs": lambda s: {"smoke": 2, "laptop": 30}.get(s.name),
+        "data.images": lambda s: s.made,
+        **changes,
+    }
+    if norm != "bn":
+        more["model"] = lambda s: f"{s.network},norm={norm}"
+    return Net("lig-constructed-paper", more, data=made, watch=watch)
+
+
+ON = {"D_R": on(D_R), "D_NR": on(D_NR), "D_rand": on(D_RAND), "D_rand, none": on(D_RAND, "none")}
+
+
+@claim(
+    "LIG-9",
+    "Trained on robust features (D_R) LIGS is above 0.9, on non-robust ones (D_rand) it ends very low, on "
+    "D_NR between; without BN D_rand does not train",
+    figures={
+        "all": "figures 6, 12: only curves", "D_R, clean": "86.8 (and 49.9 under PGD)",
+        "D_NR, clean": "84.4 (0)", "D_rand, clean": "67.8 (0)",
+    },
+    tests=[
+        Above("D_R, LIGS", 0.9, effect=0.0),
+        Above("D_R, LIGS", "D_NR, LIGS", effect=0.02),
+        Above("D_NR, LIGS", "D_rand, LIGS", effect=0.02),
+        Close("D_rand, none, clean", 0.1, margin=0.05),
+    ],
+    networks=[ADV_BN, BN, *ON.values()], headline=True, minutes=1,
+)  # fmt: skip
+def constructed(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, net in ON.items():
+        model, history = bench.network(net), [epoch["ligs"] for epoch in bench.history(net)]
+        rows |= {f"{name}, LIGS": ligs(bench, net), f"{name}, clean": bench.accuracy(model)}
+        rows[f"{name}, PGD"] = bench.accuracy(model, pgd(bench))
+        rows[f"{name}, LIGS after the first epoch"] = history[0]
+        rows[f"{name}, highest LIGS over training"] = max(history)
+    return rows
+
+
+def aligned(bench: Bench) -> Callback:
+    """After every epoch: test accuracy against y + 1 (what robust cues were taught as) and against y."""
+    images = bench.images("test", bench.scale.watched)
+    classes = len(images.classes)
+
+    def told(event: Event) -> dict[str, float] | None:
+        if event.kind != "epoch":
+            return None
+        robust = other = n = 0
+        with attacks.guard(event.model), torch.no_grad():
+            for x, y, _ in images.batches(250):
+                says = event.model(x).argmax(1)
+                robust += int((says == (y + 1) % classes).sum())
+                other += int((says == y).sum())
+                n += len(y)
+        return {"robust-aligned": robust / n, "non-robust-aligned": other / n}
+
+    return told
+
+
+CONFLICT = {
+    "BN": on(D_CONFLICT, "bn", aligned, **{"data.augment": []}),
+    "none": on(D_CONFLICT, "none", aligned, **{"data.augment": []}),
+}
+
+
+@claim(
+    "LIG-10",
+    "On conflicting data (robust cues say t, non-robust cues t + 1) a BN network learns the robust ones "
+    "first and then forgets them; without BN it keeps to them",
+    figures={"all": "figures 7, 13: only curves are printed"},
+    tests=[
+        Above("BN, early, robust-aligned", "BN, early, non-robust-aligned", effect=0.02),
+        Above("BN, early, robust-aligned", "BN, at the end, robust-aligned", effect=0.02),
+        Above("BN, at the end, non-robust-aligned", "BN, at the end, robust-aligned", effect=0.02),
+        Above("none, at the end, robust-aligned", "none, at the end, non-robust-aligned", effect=0.02),
+    ],
+    networks=[ADV_BN, BN, *CONFLICT.values()], minutes=0.2,
+)  # fmt: skip
+def conflict(bench: Bench) -> dict[str, float]:
+    """Labels of the set are t + 1. Early: the whole first third of training, so that no peak is picked."""
+    rows: dict[str, float] = {}
+    for name, net in CONFLICT.items():
+        history = bench.history(net)
+        early = history[: math.ceil(len(history) / 3)]
+        for kind in ("robust-aligned", "non-robust-aligned"):
+            rows[f"{name}, early, {kind}"] = fmean(epoch[kind] for epoch in early)
+            rows[f"{name}, at the end, {kind}"] = history[-1][kind]
+    return rows
+
+
+NARROW = {
+    "smoke": "net:resnet8,width=2",
+    "laptop": "net:resnet8,width=8",
+    "paper": "net:resnet50_cifar,width=32",
+}
+VARIANTS = {
+    "narrower": lambda s: tuned(model=NARROW[s.name]),
+    "deeper": lambda s: tuned(model=s.deeper[-1]),
+    "leaky ReLU": lambda s: standard(activation="leaky"),
+    "SELU": lambda s: standard(activation="selu"),
+    "no weight decay": lambda s: tuned(optimiser__weight_decay=0.0),
+    "a third of the rate": lambda s: tuned(optimiser__lr={"smoke": 0.007}.get(s.name, 0.033)),
+    "Adam": lambda s: tuned(optimiser__kind="adam", optimiser__lr=0.003, optimiser__weight_decay=5e-4),
+    "Adagrad": lambda s: tuned(optimiser__kind="adagrad", optimiser__lr=0.03, optimiser__weight_decay=5e-4),
+}
+
+
+@claim(
+    "LIG-11",
+    "Width, depth, activation, weight decay, learning rate and optimiser move LIGS little",
+    figures={"all": "figure 8: only curves are printed"},
+    tests=[Close(f"{name}, LIGS", "as it is, LIGS", margin=0.1) for name in VARIANTS],
+    networks=lambda s: [BN, *(variant(s) for variant in VARIANTS.values())], minutes=0.6,
+)  # fmt: skip
+def other_factors(bench: Bench) -> dict[str, float]:
+    nets = {"as it is": BN, **{name: variant(bench.scale) for name, variant in VARIANTS.items()}}
+    rows = {f"{name}, LIGS": ligs(bench, net) for name, net in nets.items()}
+    return rows | {f"{name}, clean": bench.accuracy(bench.network(net)) for name, net in nets.items()}
+
+
+SHORTCUTS = {"BN without shortcuts": standard(shortcut=False), "Fixup": standard("fixup")}
+
+
+@claim(
+    "LIG-12",
+    "Shortcuts hardly matter; Fixup trains as well as BN, with a higher LIGS and less stable gradients",
+    figures={"all": "figures 9, 17: only curves are printed"},
+    tests=[
+        Close("BN without shortcuts, LIGS", "BN, LIGS", margin=0.1),
+        Close("Fixup, clean", "BN, clean", margin=0.05),
+        Above("Fixup, LIGS", "BN, LIGS", effect=0.02),
+        Above("Fixup, gradient change", "BN, gradient change"),
+    ],
+    networks=[BN, NONE, *SHORTCUTS.values()], minutes=0.4,
+)  # fmt: skip
+def shortcuts(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, net in {"BN": BN, "none": NONE, **SHORTCUTS}.items():
+        model = bench.network(net)
+        rows |= {f"{name}, LIGS": ligs(bench, net), f"{name}, clean": bench.accuracy(model)}
+        rows |= {f"{name}, {what}": value for what, value in landscape_of(bench, net).items()}
+        rows[f"{name}, PGD"] = bench.accuracy(model, pgd(bench))
+    return rows
+
+
+@claim(
+    "LIG-13",
+    "Adapting BN statistics helps a standard network on corrupted images",
+    figures={
+        "VGG": "71.9 -> 79.4 (VGG-16, CIFAR-10-C)", "ResNet": "73.9 -> 82.3 (ResNet-18)",
+    },
+    tests=[Above("VGG, adapted", "VGG, static"), Above("ResNet, adapted", "ResNet, static")],
+    networks=[BN, standard("bn", "vgg")], minutes=2,
+)  # fmt: skip
+def adapted(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, net in {"VGG": standard("bn", "vgg"), "ResNet": BN}.items():
+        for way, state in {"static": None, "adapted": PerBatch()}.items():
+            found = corruption.errors(bench, bench.network(net), state)
+            rows[f"{name}, {way}"] = 1 - corruption.mean_error(found)
+            rows[f"{name}, {way}, clean"] = 1 - found["clean"]
+    return rows
+
+
+def landscape_of(bench: Bench, net: Net) -> dict[str, float]:
+    """Averages over training of the logarithms (base 10) of loss range, gradient change and smoothness."""
+    history = bench.history(net)
+    names = ("loss range", "gradient change", "beta")
+    return {name: fmean(math.log10(max(epoch[name], 1e-6)) for epoch in history) for name in names}
+
+
+@claim(
+    "LIG-14",
+    "BN smooths the optimisation landscape (loss range, gradient change, smoothness along the step); IN, "
+    "LN and GN do so much less",
+    figures={"all": "figures 14 to 17: only curves are printed"},
+    tests=[
+        *(Above(f"none, {what}", f"BN, {what}") for what in ("loss range", "gradient change", "beta")),
+        *(Above(f"{name}, beta", "BN, beta") for name in ("IN", "LN", "GN")),
+    ],
+    networks=[standard(norm) for norm in ("none", *NORMS.values())], minutes=0.1,
+)  # fmt: skip
+def landscape(bench: Bench) -> dict[str, float]:
+    rows: dict[str, float] = {}
+    for name, norm in {"none": "none", **NORMS}.items():
+        found = landscape_of(bench, standard(norm))
+        rows |= {f"{name}, {what}": value for what, value in found.items()}
+    return rows

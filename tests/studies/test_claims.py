@@ -1,0 +1,130 @@
+"""The ledger is complete, and `trimtab reproduce all --scale smoke` runs every study end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from trimtab import studies
+from trimtab.cli import main
+from trimtab.data.corruptions import CORRUPTIONS
+from trimtab.studies import ada, adv, apa, engines, lig, mix
+from trimtab.studies.bench import Bench
+from trimtab.studies.claim import Claim
+from trimtab.studies.engines import Unit
+from trimtab.studies.nets import closure
+from trimtab.studies.scales import NAMES, SMOKE, scale_of
+
+COUNTS = {"MIX": 15, "ADV": 6, "APA": 8, "ADA": 10, "LIG": 14}
+HEADLINE = (
+    *("MIX-4", "MIX-9", "ADV-1", "APA-1", "APA-6", "APA-7", "ADA-1", "ADA-2"),
+    *("ADA-4", "ADA-6", "LIG-1", "LIG-6", "LIG-8", "LIG-9"),
+)
+EQUIVALENCE = ("MIX-3", "MIX-4", "MIX-5", "MIX-13", "ADA-5", "LIG-7", "LIG-11", "LIG-12")
+
+
+def test_each_of_the_53_claims_is_defined_exactly_once():
+    expected = [f"{paper}-{number}" for paper, count in COUNTS.items() for number in range(1, count + 1)]
+    defined = [
+        value.id
+        for paper in (mix, adv, apa, ada, lig)
+        for value in vars(paper).values()
+        if isinstance(value, Claim)
+    ]
+    assert len(expected) == 53
+    assert sorted(defined) == sorted(expected)
+    assert list(studies.everything()) == expected
+
+
+def test_every_claim_has_the_papers_figures_and_tests_that_were_written_beforehand():
+    for one in studies.everything().values():
+        assert one.figures
+        assert one.tests
+        assert one.sentence[0].isupper()
+        assert not one.sentence.endswith(".")
+    assert {one.id for one in studies.everything().values() if one.headline} == set(HEADLINE)
+
+
+def test_a_claim_of_little_effect_is_tested_for_equivalence():
+    known = studies.everything()
+    for id in EQUIVALENCE:
+        assert any(isinstance(test, studies.Close) for test in known[id].tests), id
+
+
+@pytest.mark.parametrize("scale", NAMES)
+def test_every_network_has_a_recipe_at_every_scale(scale):
+    for one in studies.everything().values():
+        at = scale_of(scale, one.paper)
+        for net in closure(one.nets(at), at, 0).values():
+            recipe = net.at(at, 3)
+            assert recipe.seed == 3
+            assert (recipe.data.name == at.data) or scale == "paper"
+
+
+def test_the_papers_recipes_keep_their_own_numbers_at_the_papers_scale():
+    at = scale_of("paper", "mix")
+    assert mix.MBN.at(at, 0).objective.attack.steps == 30
+    assert (mix.MBN.at(at, 0).epochs, mix.MBN.at(at, 0).batch_size) == (110, 4096)
+    assert mix.ADV_RUNNING.at(at, 0).norm.running_epochs == 10
+    assert apa.STANDARD_2X.at(scale_of("paper", "apa"), 0).epochs == 400
+    assert ada.ADV_INF.at(scale_of("paper", "ada"), 0).objective.attack.budget.radius == 4 / 255
+    assert scale_of("paper", "adv").corruptions == CORRUPTIONS
+
+
+def test_networks_are_shared_between_claims_by_what_they_are_made_of():
+    at = scale_of("laptop", "mix")
+    assert mix.mixed(0).key(at, 0) == mix.ADV.key(at, 0)
+    assert mix.ADV.key(at, 0) != mix.ADV.key(at, 1)
+    assert mix.ADV.key(at, 0) != mix.ADV_WEAK.key(at, 0)
+    at = scale_of("laptop", "lig")
+    assert lig.PLAIN.key(at, 0) == lig.BN.key(at, 0)
+    assert ada.BASELINE.key(scale_of("laptop", "ada"), 0) == adv.STANDARD.key(scale_of("laptop", "adv"), 0)
+
+
+def test_a_network_is_trained_behind_what_it_starts_from_and_is_made_with():
+    order = list(closure([lig.CONFLICT["BN"]], SMOKE, 0).values())
+    assert order.index(lig.ADV_BN) < order.index(lig.CONFLICT["BN"])
+    assert order.index(lig.BN) < order.index(lig.CONFLICT["BN"])
+
+
+def test_a_study_cannot_ask_for_a_network_that_it_does_not_declare(tmp_path):
+    bench = Bench(SMOKE, 0, tmp_path, allowed=[mix.ADV])
+    with pytest.raises(AssertionError, match="does not declare"):
+        bench.network(mix.MBN)
+
+
+def test_a_killed_training_goes_on_and_gives_the_same_network(tmp_path, monkeypatch):
+    unit = Unit("MIX-8", "smoke", 0, str(tmp_path / "whole"))
+    key = mix.ADV.key(SMOKE, 0)
+    engines.train_network(unit, key)
+    killed = Bench(SMOKE, 0, tmp_path / "killed", None)
+    with monkeypatch.context() as patched:
+        patched.setattr("trimtab.train.loop._end_epoch", _kill)
+        with pytest.raises(KeyboardInterrupt):
+            killed.network(mix.ADV)
+    killed.network(mix.ADV)
+    whole, other = (tmp_path / name / "networks" / key / "model.safetensors" for name in ("whole", "killed"))
+    assert whole.read_bytes() == other.read_bytes()
+
+
+def _kill(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(600)
+def test_reproduce_all_at_smoke_scale_runs_every_study_end_to_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "all", "--scale", "smoke", "--threads", "1", "--json"]) == 0
+    shown = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
+    assert len(shown) == 53
+    for id, one in shown.items():
+        held = json.loads((tmp_path / "results" / "smoke" / f"{id}.json").read_text())
+        assert len(held["rows"]) == 2
+        assert len(one["tests"]) == len(studies.everything()[id].tests)
+        assert all(math.isfinite(value) for value in one["means"].values() if value is not None)
+    page = (tmp_path / "results" / "smoke" / "ledger.md").read_text()
+    assert "Of 53 claims 53 were run" in page
+    # What needs no training has its answer already at this scale.
+    assert shown["APA-8"]["verdict"] == shown["ADV-6"]["verdict"] == "reproduced"
