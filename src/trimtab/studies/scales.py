@@ -94,21 +94,21 @@ SMOKE = Scale(
 LAPTOP = Scale(
     "laptop", "cifar10", "net:resnet8,width=16", ("net:resnet14,width=16",),
     changes={
-        "data.name": "cifar10", "data.images": 20_000, "data.augment": ["crop", "flip"], "data.validation": 0,
+        "data.name": "cifar10", "data.images": 10_000, "data.augment": ["crop", "flip"], "data.validation": 0,
         "epochs": 8, "batch_size": 128, "precision": "32-true", "model": "net:resnet8,width=16",
         "optimiser": {"lr": 0.2, "nesterov": True, "weight_decay": 2e-4}, "schedule": {"kind": "one-cycle"},
         "objective.attack.steps": 7, "objective.attack.step_size": None,
     },
     tuning={"optimiser": {"lr": 0.01}, "schedule": {"kind": "cosine"}},
-    tuning_epochs=2, weak_steps=2, running_epochs=2, test=10_000, attacked=1000, marks=(10, 20, 50, 100),
-    steps=20, long_steps=50, severities=(1, 3, 5), corrupted=500, batch=256, sigmas=(0.12, 0.25, 0.5),
-    draws=10_000, certified=200, made=5000, match_steps=100, label_steps=50, decoder_epochs=4, watched=500,
+    tuning_epochs=2, weak_steps=2, running_epochs=2, test=5000, attacked=500, marks=(10, 20, 50),
+    steps=20, long_steps=50, severities=(1, 3, 5), corrupted=250, batch=250, sigmas=(0.12, 0.25, 0.5),
+    draws=2000, certified=200, made=5000, match_steps=50, label_steps=30, decoder_epochs=4, watched=250,
 )  # fmt: skip
 
 PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", ("net:resnet101_cifar",), attacked=10_000)
 
 _IMAGENET = {"data": "imagenet:imagenet@224", "corrupted": None, "attacked": 50_000}
-_MIX = {"data.images": 10_000, "objective.attack.step_size": "3/255"}
+_MIX = {"data.images": 5000, "objective.attack.step_size": "3/255"}
 BY_PAPER: dict[str, dict[str, Scale]] = {
     "smoke": {},
     "laptop": {
