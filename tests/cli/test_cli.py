@@ -153,6 +153,10 @@ def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):
     code, out, _ = say(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10", "--adapt", "16")
     assert code == 0
     assert "frozen on 16 noisy training images" in " ".join(out.split())
+    found = as_json(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10", "--adapt", "16")
+    assert found["sigma 0.25"]["statistics"].startswith("frozen on 16 noisy training images")
+    found = as_json(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10")
+    assert found["sigma 0.25"]["statistics"] == "as stored in the model"
 
 
 def test_lens_and_construct_run(capsys, saved):

@@ -145,7 +145,7 @@ def certify(
         n=n,
         alpha=alpha,
         seed=seed,
-        statistics=statistics or _provenance(model),
+        statistics=statistics or statistics_of(model),
     )
 
 
@@ -202,6 +202,7 @@ def _numbers(sigma: float | str, alpha: float | str) -> tuple[float, float]:
     return sigma, alpha
 
 
-def _provenance(model: nn.Module) -> str:
+def statistics_of(model: nn.Module) -> str:
+    """Where a model's normalisation statistics come from, as far as it says."""
     told = getattr(model, "provenance", None)
     return told if isinstance(told, str) else "as stored in the model"

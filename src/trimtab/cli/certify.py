@@ -50,6 +50,7 @@ class Certify:
 
         images = data.load(self.data, self.split)
         found: dict[str, Any] = {}
+        sources: dict[str, str] = {}
         for sigma in (number(text) for text in self.sigma):
             model = trimtab.load(self.model)
             statistics = "the model's own"
@@ -61,10 +62,11 @@ class Certify:
                 seed=self.seed, chunk=16, name=f"{self.model}, statistics {statistics}",
             )  # fmt: skip
             found[f"sigma {sigma:g}"] = card.rows[0]
+            sources[f"sigma {sigma:g}"] = str(card.provenance["statistics"])
         if self.json:
             from dataclasses import asdict
 
-            show.as_json({name: asdict(row) for name, row in found.items()})
+            show.as_json({name: {**asdict(row), "statistics": sources[name]} for name, row in found.items()})
             return 0
         names = list(dict.fromkeys(name for row in found.values() for name in row.figures))
         rows = [

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import trimtab
+from trimtab.certify.smoothing import statistics_of
 from trimtab.data import as_set
 from trimtab.evaluate import trust
 from trimtab.evaluate.card import Card, Flag, Progress, Row
@@ -171,6 +172,7 @@ def _carry_out(
         "torch": torch.__version__,
         **subject.identity,
         "pixels": describe(getattr(model, "spec", images.spec)),
+        "statistics": statistics_of(model),
         "command": plan.command,
     }
     card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)
