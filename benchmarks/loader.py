@@ -1,22 +1,19 @@
-"""How much of an epoch of ResNet-8 (width 16) training on 32x32 images is spent waiting for the loader?
+"""The share of a training step of ResNet-8 (width 16) on 128x3x32x32 that goes into loading the batch.
 
-    python benchmarks/loader.py [--batches 60] [--batch-size 128] [--threads 2] [--cpu]
-
-Loading and training alternate as they do in a training loop, and each is timed; the share is
-loading / (loading + training). On a busy machine measure processor time, with one thread: --threads 1 --cpu.
-Pixels are random: what they show costs nothing.
+Loading and training take turns as in a training loop, each is timed, and the share is loading / (loading +
+training), batch by batch. It is fair to both because nothing is read ahead: a set in memory is loaded by the
+thread that trains. Pixels are random: what they show costs nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.race import Asked, Row, quartiles, race
 from trimtab import data, models
 from trimtab.data.sets import from_arrays
 
@@ -30,47 +27,38 @@ AUGMENTS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def seconds(
-    images: data.ImageSet, batch_size: int, batches: int, augment: tuple[str, ...], clock: Callable[[], float]
-) -> tuple[float, float]:
-    """To load a batch and to train on it: medians, without the first fifth."""
-    model = models.build("resnet8", classes=10, input=images.spec, width=16)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loading, training = [], []
-    loader = iter(data.Loader(images, batch_size, augment=augment))
-    for _ in range(batches):
-        started = clock()
-        x, y, _ids = next(loader)
-        loaded = clock()
-        optimiser.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimiser.step()
-        loading.append(loaded - started)
-        training.append(clock() - loaded)
-    return statistics.median(loading[batches // 5 :]), statistics.median(training[batches // 5 :])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batches", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--cpu", action="store_true")
-    chosen = parser.parse_args()
-    clock = time.process_time if chosen.cpu else time.perf_counter
-    torch.set_num_threads(chosen.threads)
-    torch.manual_seed(0)
-    pixels = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8)
-    images = from_arrays(pixels, torch.arange(50_000) % 10)
-    print(f"{chosen.threads} threads, batches of {chosen.batch_size}, medians of {chosen.batches} batches")
+def rows(asked: Asked) -> Iterator[Row]:
+    count, size, width = (64, 8, 4) if asked.quick else (50_000, 128, 16)
+    source = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=source)
+    images = from_arrays(pixels, torch.arange(count) % 10)
     for augment in AUGMENTS:
-        load, train = seconds(images, chosen.batch_size, chosen.batches, augment, clock)
-        times = f"load {load * 1e3:6.2f} ms   train {train * 1e3:6.2f} ms"
-        print(f"{' '.join(augment) or 'nothing':28} {times}   share {load / (load + train):6.1%}")
+        times = race(Loop(images, size, augment, width).turns(), asked.turns * (1 if asked.quick else 10))
+        load, train = np.array(times["load"]), np.array(times["train"])
+        low, _, high = quartiles(load / (load + train))
+        share = float(np.median(load) / (np.median(load) + np.median(train)))
+        seconds = {name: quartiles(taken) for name, taken in times.items()}
+        what = f"{' '.join(augment) or 'nothing'}: loading / (loading + training)"
+        yield Row("loader", what, share, (low, high), "", seconds)
 
 
-if __name__ == "__main__":
-    main()
+class Loop:
+    """A training loop whose two halves can be called apart."""
+
+    def __init__(self, images: data.ImageSet, size: int, augment: tuple[str, ...], width: int) -> None:
+        torch.manual_seed(0)
+        self.model = models.build("resnet8", classes=10, input=images.spec, width=width)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = iter(data.Loader(images, size, augment=augment))
+
+    def turns(self):  # type: ignore[no-untyped-def]
+        return {"load": self.load, "train": self.train}
+
+    def load(self) -> None:
+        self.x, self.y, _ids = next(self.loader)
+
+    def train(self) -> None:
+        self.optimiser.zero_grad()
+        F.cross_entropy(self.model(self.x), self.y).backward()
+        self.optimiser.step()

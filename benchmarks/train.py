@@ -1,19 +1,14 @@
-"""Training steps against the same passes in bare PyTorch, in one process, interleaved.
+"""Training steps against the same passes in bare PyTorch.
 
-    python benchmarks/train.py [passes adversarial advbn] [--rounds 9] [--batch 128] [--json]
-
-A step of an objective is compared with the sum of the forward and backward passes it needs, written plainly
-(same memory layout, same network, no attack tricks). Adversarial training is compared with how it is usually
-written: the attack in train mode, channels first. Network: ResNet-8 of width 16 on 3x32x32. Times are the
-process's own CPU time on one thread, medians of interleaved rounds: read the ratios, not the seconds.
+A step of an objective (with the optimiser) is compared with the sum of the forward and backward passes it
+needs, written plainly: same network, same memory layout, same images, no attack tricks. Adversarial training
+is compared with how it is usually written: the attack in train mode, channels first. AdvBN is compared with
+itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of width
+16 on 128x3x32x32.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -21,34 +16,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.race import Asked, Row, compare, quartiles, race
 from trimtab import models, train
 from trimtab.attacks import PGD, Linf
 
-Contestants = dict[str, Callable[[], object]]
-Rows = Iterator[tuple[str, float, str]]
-"""What was compared, the ratio, and what it should be."""
+Run = Callable[[], object]
 
 
-def network() -> nn.Module:
+def rows(asked: Asked) -> Iterator[Row]:
+    batch, width = (16, 4) if asked.quick else (128, 16)
     torch.manual_seed(0)
-    net = models.build("resnet8", classes=10, width=16)
+    x = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(10, (batch,))
+    for section in (passes, adversarial, advbn):
+        yield from section(x, y, width, asked.turns)
+
+
+def network(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    net = models.build("resnet8", classes=10, width=width)
     return net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
 
-def race(contestants: Contestants, rounds: int) -> dict[str, float]:
-    """Median CPU seconds of each, run in turns after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds + 1):
-        for name, run in contestants.items():
-            began = time.process_time()
-            run()
-            times[name].append(time.process_time() - began)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
-
-
-def step_of(objective: train.Objective, x: Tensor, y: Tensor) -> Callable[[], object]:
+def step_of(objective: train.Objective, x: Tensor, y: Tensor, width: int) -> Run:
     """The objective and the optimiser's step, as in the loop."""
-    model = objective.prepare(network())
+    model = objective.prepare(network(width))
     optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4, momentum=0.9)
     ids = torch.arange(len(x))
 
@@ -60,9 +52,9 @@ def step_of(objective: train.Objective, x: Tensor, y: Tensor) -> Callable[[], ob
     return run
 
 
-def bare(sizes: list[int], x: Tensor, y: Tensor) -> Callable[[], object]:
+def bare(sizes: list[int], x: Tensor, y: Tensor, width: int) -> Run:
     """Forward and backward passes over the first so many images, and the optimiser's step."""
-    model = network()
+    model = network(width)
     optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
 
     def run() -> None:
@@ -74,10 +66,9 @@ def bare(sizes: list[int], x: Tensor, y: Tensor) -> Callable[[], object]:
     return run
 
 
-def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float) -> Callable[[], object]:
+def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, width: int) -> Run:
     """PGD training as it is usually written: everything in train mode, channels first."""
-    torch.manual_seed(0)
-    model = models.build("resnet8", classes=10, width=16).train()
+    model = network(width).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
     x = x.contiguous()
 
@@ -95,72 +86,57 @@ def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float) -> Callable[
     return run
 
 
-def passes(x: Tensor, y: Tensor, rounds: int) -> Rows:
+def passes(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
     """Objectives that are sums of passes."""
     n = len(x)
     few = max(2, round(n * 24 / 128))
-    found = race(
+    times = race(
         {
-            "bare": bare([n], x, y), "bare twice": bare([n, n], x, y), "bare and some": bare([n, few], x, y),
-            "standard": step_of(train.Standard(), x, y),
-            "sam": step_of(train.SAM(), x, y),
-            "apart": step_of(train.Apart(), x, y),
-            "apart groups": step_of(train.Apart(groups=16), x, y),
-            "apart some": step_of(train.Apart(samples=few), x, y),
+            "bare": bare([n], x, y, width),
+            "bare twice": bare([n, n], x, y, width),
+            "bare and some": bare([n, few], x, y, width),
+            "standard": step_of(train.Standard(), x, y, width),
+            "SAM": step_of(train.SAM(), x, y, width),
+            f"APART, N = {n}": step_of(train.Apart(), x, y, width),
+            f"APART, N = {n}, 16 groups": step_of(train.Apart(groups=min(16, n // 2)), x, y, width),
+            f"APART, N = {few}": step_of(train.Apart(samples=few), x, y, width),
         },
-        rounds,
-    )  # fmt: skip
-    yield "standard / its passes", found["standard"] / found["bare"], "<= 1.05"
-    yield "SAM / its passes", found["sam"] / found["bare twice"], "<= 1.05"
-    yield f"APART, N = {n} / its passes", found["apart"] / found["bare twice"], "<= 1.05"
-    yield f"APART, N = {n}, 16 groups / its passes", found["apart groups"] / found["bare twice"], ""
-    yield f"APART, N = {few} / its passes", found["apart some"] / found["bare and some"], "<= 1.05"
-    yield f"APART, N = {n} / standard", found["apart"] / found["standard"], "<= 2.05"
-    yield f"APART, N = {few} / standard", found["apart some"] / found["standard"], "<= 1.25"
+        turns,
+    )
+    for top, bottom, called, wanted in (
+        ("standard", "bare", "its passes", "<= 1.05"),
+        ("SAM", "bare twice", "its passes", "<= 1.05"),
+        (f"APART, N = {n}", "bare twice", "its passes", "<= 1.05"),
+        (f"APART, N = {n}, 16 groups", "bare twice", "its passes", ""),
+        (f"APART, N = {few}", "bare and some", "its passes", "<= 1.05"),
+        (f"APART, N = {n}", "standard", "standard", "<= 2.05"),
+        (f"APART, N = {few}", "standard", "standard", "<= 1.25"),
+    ):
+        yield compare("train", f"{top} / {called}", times, top, bottom, wanted)
 
 
-def adversarial(x: Tensor, y: Tensor, rounds: int) -> Rows:
-    ours = step_of(train.Adversarial(PGD(Linf("8/255"), steps=7)), x, y)
-    found = race({"plain": plain_adversarial(x, y, 7, 8 / 255), "ours": ours}, rounds)
-    yield "PGD-7 training, images per second / plain", found["plain"] / found["ours"], ">= 1.7"
+def adversarial(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
+    ours = step_of(train.Adversarial(PGD(Linf("8/255"), steps=7)), x, y, width)
+    times = race({"plain": plain_adversarial(x, y, 7, 8 / 255, width), "ours": ours}, turns)
+    yield compare("train", "PGD-7 training, images per second / plain", times, "plain", "ours", ">= 1.7")
 
 
-def advbn(x: Tensor, y: Tensor, rounds: int) -> Rows:
+def advbn(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
     """Cost over the steps of the ascent, and over the place of the cut."""
     steps = range(3, 9)
-    found = race({str(m): step_of(train.AdvBN(steps=m), x, y) for m in steps}, rounds)
-    taken = np.array(list(found.values()))
-    bend = np.abs(np.polyval(np.polyfit(steps, taken, 1), steps) - taken).max() / taken.mean()
-    yield "AdvBN, 3 to 8 steps: largest distance from a line, of the mean", float(bend), "<= 0.05"
-    for m in found:
-        yield f"AdvBN, {m} steps / 6 steps", found[m] / found["6"], ""
-    found = race({cut: step_of(train.AdvBN(cut=cut), x, y) for cut in ("act", "layer1", "layer2")}, rounds)
-    for cut in found:
-        yield f"AdvBN behind {cut} / act", found[cut] / found["act"], "falling"
+    times = race({f"{m} steps": step_of(train.AdvBN(steps=m), x, y, width) for m in steps}, turns)
+    bends = [bend(steps, taken) for taken in zip(*times.values(), strict=True)]
+    seconds = {name: quartiles(taken) for name, taken in times.items()}
+    typical = bend(steps, [q.median for q in seconds.values()])
+    what = "AdvBN, 3 to 8 steps: largest distance from a line / mean"
+    yield Row("train", what, typical, (quartiles(bends).low, quartiles(bends).high), "<= 0.05", seconds)
+    cuts = ("act", "layer1", "layer2")
+    times = race({cut: step_of(train.AdvBN(cut=cut), x, y, width) for cut in cuts}, turns)
+    for deep, shallow in zip(cuts[1:], cuts, strict=False):
+        yield compare("train", f"AdvBN behind {deep} / behind {shallow}", times, deep, shallow, "<= 1")
 
 
-SECTIONS = {"passes": passes, "adversarial": adversarial, "advbn": advbn}
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=list(SECTIONS))
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--batch", type=int, default=128)
-    options.add_argument("--json", action="store_true")
-    chosen = options.parse_args()
-    torch.set_num_threads(1)
-    x = torch.rand(chosen.batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(10, (chosen.batch,))
-    rows = {}
-    for section in chosen.sections:
-        for name, value, wanted in SECTIONS[section](x, y, chosen.rounds):
-            rows[name] = value
-            if not chosen.json:
-                print(f"{name:<64} {value:6.3f}  {wanted}", flush=True)
-    if chosen.json:
-        print(json.dumps(rows, indent=2))
-
-
-if __name__ == "__main__":
-    main()
+def bend(x: range, y: object) -> float:
+    """How far y strays from a straight line over x, relative to its mean."""
+    taken = np.asarray(y, dtype=float)
+    return float(np.abs(np.polyval(np.polyfit(x, taken, 1), x) - taken).max() / taken.mean())

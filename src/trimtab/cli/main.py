@@ -12,6 +12,7 @@ import tyro
 
 from trimtab.cli.adapt import Adapt
 from trimtab.cli.audit import Audit
+from trimtab.cli.bench import Bench
 from trimtab.cli.certify import Certify
 from trimtab.cli.construct import Construct
 from trimtab.cli.data import Data
@@ -37,6 +38,7 @@ Command = (
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Runs, tyro.conf.subcommand("runs")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 

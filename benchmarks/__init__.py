@@ -1,0 +1,45 @@
+"""Every speed comparison of trimtab, as ratios in one process: `python -m benchmarks [SECTION ...]`.
+
+    norm         steered layers against stock PyTorch
+    attacks      PGD and Auto-PGD against torchattacks, foolbox and ART, and against the bare passes
+    train        a training step against the passes it needs
+    certify      smoothing against the plain published procedure
+    adapt        adapted forward passes against plain ones
+    lens         LIGS against two bare input gradients
+    corruptions  all 19 at five severities against imagecorruptions
+    loader       the share of a training step that goes into loading
+    growth       how cost grows with depth, width, image size, attack steps and images
+
+Each is a module with `rows(asked) -> Iterator[Row]`; `race.py` holds what they share. The fault campaign in
+`faults/` is a program of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+
+from benchmarks.race import Asked, Row, Skipped, threads
+from trimtab.types import BadInput
+
+SECTIONS = ("norm", "attacks", "train", "certify", "adapt", "lens", "corruptions", "loader", "growth")
+
+
+def run(sections: Sequence[str], asked: Asked) -> Iterator[Row | Skipped]:
+    """Rows as they are measured; a section that cannot run here says why in one sentence."""
+    for name in sections:
+        if name not in SECTIONS:
+            raise BadInput(f"there is no benchmark {name!r}; take some of {', '.join(SECTIONS)}")
+    if asked.rounds < 1 or asked.threads < 1:
+        raise BadInput(f"rounds and threads start at 1, found {asked.rounds} and {asked.threads}")
+    for name in sections or SECTIONS:
+        with threads(asked.threads):
+            try:
+                yield from importlib.import_module(f"benchmarks.{name}").rows(asked)
+            except ModuleNotFoundError as missing:
+                if missing.name is None or missing.name.partition(".")[0] in ("trimtab", "benchmarks"):
+                    raise
+                why = f"{missing.name} is not installed; see requirements-dev.txt and requirements-nodeps.txt"
+                yield Skipped(name, why)
+            except Skipped as skipped:
+                yield skipped

@@ -1,0 +1,81 @@
+"""`trimtab bench`: the speed comparisons of the source tree, as ratios with their marks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from trimtab.cli.options import Json
+
+TREE = Path(__file__).parents[3]
+"""Where `benchmarks` lies beside `src`, in a source tree."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Race trimtab against stock PyTorch, other libraries and the bare passes its methods need.
+
+    SECTIONS are norm, attacks, train, certify, adapt, lens, corruptions, loader and growth; none means all.
+    Contestants take turns in one process; each line shows the ratio of their median times, the quartiles of
+    the ratios within each round, the mark that was set beforehand, and whether it was met. A missed mark is a
+    finding, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10; `growth`
+    draws growth.svg and growth.png beside what --out names.
+    """
+
+    sections: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[SECTION ...]")] = ()
+    """Which comparisons; all if none is named."""
+    rounds: int = 5
+    """Turns of every contestant, after a warm-up. More of them on a busy machine."""
+    threads: int = 2
+    """CPU threads of all contestants."""
+    quick: tyro.conf.FlagCreatePairsOff[bool] = False
+    """A smoke run: tiny networks, one round. It shows that all runs, not what it costs."""
+    standard: str | None = None
+    """A network without robustness for `attacks`; zoo:cifar10-standard if not given."""
+    robust: str | None = None
+    """An adversarially trained one; zoo:cifar10-adversarial if not given."""
+    out: Path | None = None
+    """Write OUT.md and OUT.json, as in --out docs/results/speed."""
+    json: Json = False
+
+    def run(self) -> int:
+        from trimtab.cli import show
+
+        benchmarks, written = _tree()
+        asked = benchmarks.Asked(self.rounds, self.threads, self.quick, self.standard, self.robust)
+        rows, skipped = [], []
+        for found in benchmarks.run(self.sections, asked):
+            if isinstance(found, benchmarks.Skipped):
+                skipped.append(found)
+                show.err.print(f"{found.section} is skipped: {found.why}.", markup=False)
+            else:
+                rows.append(found)
+                if not self.json:
+                    show.out.print(written.line(found), markup=False, soft_wrap=True)
+        about = written.circumstances(asked, self.sections)
+        if self.json:
+            show.out.print(written.as_json(rows, skipped, about), markup=False, soft_wrap=True)
+        if self.out is not None:
+            files = written.write(self.out, rows, skipped, about)
+            show.err.print(f"{len(rows)} rows are in {', '.join(map(str, files))}.", markup=False)
+        return 0
+
+
+def _tree() -> tuple[Any, Any]:
+    """The package `benchmarks` of the source tree, and its writer."""
+    import importlib
+    import sys
+
+    from trimtab.types import BadInput
+
+    if not (TREE / "benchmarks" / "race.py").exists():
+        raise BadInput(
+            "the benchmarks are no part of an installed trimtab; they lie in the folder `benchmarks` of its "
+            "source tree, where `trimtab bench` and `python -m benchmarks` run them"
+        )
+    if str(TREE) not in sys.path:
+        sys.path.insert(0, str(TREE))
+    return importlib.import_module("benchmarks"), importlib.import_module("benchmarks.written")

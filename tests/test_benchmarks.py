@@ -1,0 +1,159 @@
+"""The benchmarks run, they compare medians, and what they write says what it is. Nothing is timed."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from trimtab.cli import bench, main
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = ("norm", "attacks", "train", "certify", "adapt", "lens", "corruptions", "loader", "growth")
+NET = "net:resnet8,width=4,classes=10"
+
+
+@pytest.fixture(autouse=True)
+def from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+def row(ratio, wanted):
+    from benchmarks.race import Row
+
+    return Row("section", "what", ratio, (ratio, ratio), wanted)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_yields_rows(section):
+    import benchmarks
+
+    asked = benchmarks.Asked(threads=1, quick=True, standard=NET, robust=NET)
+    before = torch.get_num_threads()
+    found = list(benchmarks.run([section], asked))
+    assert found
+    assert all(isinstance(one, benchmarks.Row) and one.section == section for one in found)
+    assert all(one.ratio > 0 and math.isfinite(one.ratio) for one in found if section != "growth")
+    assert all(one.wanted.split()[0] in ("<=", ">=") for one in found if one.wanted)
+    assert torch.get_num_threads() == before
+
+
+def test_the_sections_are_those_of_the_help():
+    import benchmarks
+
+    assert benchmarks.SECTIONS == SECTIONS
+    assert all(name in bench.Bench.__doc__ for name in SECTIONS)
+
+
+def test_contestants_take_turns_after_a_warm_up_in_alternating_order():
+    from benchmarks.race import race
+
+    called = []
+    times = race({name: lambda name=name: called.append(name) for name in "abc"}, rounds=2)
+    assert "".join(called) == "abc" + "abc" + "cba"
+    assert {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_ratio_is_that_of_medians_and_its_spread_that_of_the_rounds():
+    from benchmarks.race import compare
+
+    found = compare(
+        "s", "w", {"ours": [1.0, 2.0, 30.0], "theirs": [4.0, 4.0, 10.0]}, "ours", "theirs", "<= 1"
+    )
+    assert found.ratio == 0.5  # 2 / 4; the means would say 1.8
+    assert found.spread == (0.375, 1.75)  # quartiles of 1/4, 1/2, 3
+    assert found.seconds["ours"] == (1.5, 2.0, 16.0)
+    assert found.met is True
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wanted", "met"),
+    [(1.03, "<= 1.03", True), (1.04, "<= 1.03", False), (2.0, ">= 2", True), (1.9, ">= 2", False),
+     (5.0, "", None), (math.nan, "<= 1", False), (math.nan, ">= 1", False)],
+)  # fmt: skip
+def test_a_mark_is_met_or_missed(ratio, wanted, met):
+    assert row(ratio, wanted).met is met
+
+
+def test_growth_finds_the_exponent_of_a_power_law():
+    from benchmarks.growth import exponent
+
+    sizes = (1, 2, 4, 8)
+    assert exponent(sizes, [3 * size**1.7 for size in sizes]) == pytest.approx(1.7)
+
+
+def test_a_straight_line_has_no_bend():
+    from benchmarks.train import bend
+
+    assert bend(range(3, 9), [5 + 2 * m for m in range(3, 9)]) == pytest.approx(0, abs=1e-12)
+    assert bend(range(3), [0, 1, 0]) == pytest.approx(
+        2
+    )  # the line is 1/3, the tip 2/3 above it, the mean 1/3
+
+
+def test_what_is_written_names_its_circumstances_and_says_missed(tmp_path, capsys):
+    words = [
+        "bench",
+        "growth",
+        "lens",
+        "--quick",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path / "speed"),
+        "--json",
+    ]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "speed.json").read_text())
+    assert kept == said
+    assert kept["about"]["torch"] == torch.__version__
+    assert kept["about"]["threads"] == 1
+    assert {"machine", "commit", "command"} <= kept["about"].keys()
+    page = (tmp_path / "speed.md").read_text()
+    assert torch.__version__ in page
+    for one in kept["rows"]:
+        verdict = {None: "|  |", True: "| met |", False: "| missed |"}[one["met"]]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {one['what']} |")]
+        assert verdict in line
+    assert (tmp_path / "growth.svg").read_text().startswith("<svg")
+    assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_missed_mark_is_a_finding_and_no_failure(monkeypatch, capsys):
+    import benchmarks
+
+    monkeypatch.setattr(benchmarks, "run", lambda *_: iter([row(9.0, "<= 1")]))
+    assert main(["bench", "norm"]) == 0
+    assert "missed" in capsys.readouterr().out
+
+
+def test_attacks_without_networks_are_skipped_in_a_sentence(monkeypatch, capsys, tmp_path):
+    from trimtab.models import sources
+
+    monkeypatch.setattr(sources, "ZOO", tmp_path)
+    assert main(["bench", "attacks", "--quick", "--json"]) == 0
+    heard = capsys.readouterr()
+    skipped = json.loads(heard.out)["skipped"]
+    assert "cifar10-standard" in skipped["attacks"]
+    assert "attacks is skipped" in heard.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["dance"], "no benchmark 'dance'"), (["norm", "--rounds", "0"], "start at 1"),
+     (["attacks", "--quick", "--standard", "zoo:none"], "zoo has no 'none'")],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_two(words, expected, capsys):
+    assert main(["bench", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_an_installed_wheel_says_where_the_benchmarks_are(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench, "TREE", tmp_path)
+    assert main(["bench"]) == 2
+    err = capsys.readouterr().err
+    assert "source tree" in err
+    assert len(err.splitlines()) == 1
