@@ -14,6 +14,7 @@ from trimtab.studies import ledger, page
 from trimtab.studies.claim import Claim
 from trimtab.studies.engines import Done, Unit
 from trimtab.studies.verdicts import Above
+from trimtab.train import Diverged
 from trimtab.types import BadInput
 
 
@@ -141,3 +142,18 @@ def test_words_choose_claims():
     }
     assert all(one.paper == "mix" for one in studies.chosen(["mix"]))
     assert replace(known["MIX-4"]).paper == "mix"
+
+
+def test_a_training_that_breaks_is_told_and_the_other_claims_go_on(tmp_path, monkeypatch, capsys):
+    def broken(bench):
+        raise Diverged("training broke in step 3")
+
+    claims = {"MIX-1": replace(invented(broken), id="MIX-1"), "MIX-4": invented(rows)}
+    for place in ("engines", "page", "claim"):
+        monkeypatch.setattr(f"trimtab.studies.{place}.everything", lambda: claims)
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "all", "--scale", "smoke"]) == 1
+    heard = capsys.readouterr()
+    assert "broke in step 3" in heard.err
+    held = json.loads((tmp_path / "results" / "smoke" / "ledger.json").read_text())
+    assert [one["verdict"] for one in held] == ["not run yet", "reproduced"]

@@ -43,6 +43,7 @@ class Reproduce:
 
     def run(self) -> int:
         from trimtab import studies
+        from trimtab.cli import show
         from trimtab.studies import ledger, page
         from trimtab.types import BadInput
 
@@ -51,12 +52,15 @@ class Reproduce:
             raise BadInput("give a claim, a paper, headline or all; `trimtab reproduce --list` shows them")
         if self.listed:
             return self._list(claims)
-        results = self._measured(ledger, claims)
+        problems: dict[str, str] = {}
+        results = self._measured(ledger, claims, problems)
         page.publish(self.scale, self.out)
         self._show(results)
-        return 0
+        for at, problem in problems.items():
+            show.err.print(f"{at} could not be measured: {problem}", markup=False)
+        return 1 if problems else 0
 
-    def _measured(self, ledger: Any, claims: list[Claim]) -> list[Result]:
+    def _measured(self, ledger: Any, claims: list[Claim], problems: dict[str, str]) -> list[Result]:
         from trimtab.cli import show
 
         where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
@@ -65,6 +69,8 @@ class Reproduce:
 
             def told(done: Any, measured: int, total: int) -> None:
                 at[:] = [measured, total]
+                if done.problem and not done.network:
+                    problems[f"{done.unit.id}, seed {done.unit.seed},"] = done.problem
                 bar(measured, total, f"{done.unit.id}, seed {done.unit.seed}")
 
             def tell(words: str, share: float) -> None:

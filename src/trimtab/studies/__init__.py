@@ -7,7 +7,7 @@ ledger     results on disk, judged                    page      the ledger to re
 mix adv apa ada lig   the claims, a file for each paper
 """
 
-from trimtab.studies.claim import Claim, chosen, claim, everything
+from trimtab.studies.claim import Claim, chosen, everything
 from trimtab.studies.scales import NAMES, Scale, scale_of
 from trimtab.studies.verdicts import Above, Close, ordered
 
@@ -18,7 +18,6 @@ __all__ = [
     "Close",
     "Scale",
     "chosen",
-    "claim",
     "everything",
     "ordered",
     "scale_of",

@@ -18,6 +18,7 @@ from trimtab.studies.bench import Bench, Tell
 from trimtab.studies.claim import Claim, everything
 from trimtab.studies.nets import Net, closure
 from trimtab.studies.scales import scale_of
+from trimtab.train import Diverged
 from trimtab.types import BadInput
 
 
@@ -37,10 +38,12 @@ class Unit:
 class Done:
     unit: Unit
     rows: Mapping[str, Any] | None
-    """None: a network of the unit was trained."""
+    """None: a network of the unit was trained, or there was a problem."""
     seconds: float
     network: str = ""
     """Its key."""
+    problem: str = ""
+    """What a training broke on; the other claims go on."""
 
 
 def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
@@ -51,7 +54,10 @@ def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
 def train_network(unit: Unit, key: str, tell: Tell | None = None) -> Done:
     """Train the network of that key, unless it is there."""
     claim, bench, began = *_at(unit, tell), time.perf_counter()
-    bench.network(nets_of(claim, unit)[key])
+    try:
+        bench.network(nets_of(claim, unit)[key])
+    except Diverged as broken:
+        return Done(unit, None, time.perf_counter() - began, key, str(broken))
     return Done(unit, None, time.perf_counter() - began, key)
 
 
@@ -59,7 +65,10 @@ def measure_claim(unit: Unit, tell: Tell | None = None) -> Done:
     """The rows of a claim at one seed."""
     claim, bench, began = *_at(unit, tell), time.perf_counter()
     bench.allowed = claim.nets(bench.scale)
-    rows = dict(claim.measure(bench))
+    try:
+        rows = dict(claim.measure(bench))
+    except Diverged as broken:
+        return Done(unit, None, time.perf_counter() - began, problem=str(broken))
     return Done(unit, rows, time.perf_counter() - began)
 
 
@@ -100,7 +109,8 @@ def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
         import ray as cluster
     except ImportError:
         raise BadInput("Ray is not installed; pip install 'trimtab[ray]', or take --engine local") from None
-    if not cluster.is_initialized():
+    ours = not cluster.is_initialized()
+    if ours:
         cluster.init(log_to_driver=False, configure_logging=False)
     remote = cluster.remote(max_retries=3, num_cpus=1)
     train, measure = remote(train_network), remote(measure_claim)
@@ -110,9 +120,13 @@ def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
         nets = nets_of(everything()[unit.id], unit)
         for key in missing(unit, seen):
             waves.setdefault(sum(1 for _ in nets[key].needs()), []).append((unit, key))
-    for depth in sorted(waves):
-        yield from _gathered(cluster, [train.remote(unit, key) for unit, key in waves[depth]])
-    yield from _gathered(cluster, [measure.remote(unit) for unit in units])
+    try:
+        for depth in sorted(waves):
+            yield from _gathered(cluster, [train.remote(unit, key) for unit, key in waves[depth]])
+        yield from _gathered(cluster, [measure.remote(unit) for unit in units])
+    finally:
+        if ours:
+            cluster.shutdown()
 
 
 def _gathered(cluster: Any, tasks: list[Any]) -> Iterator[Done]:

@@ -109,7 +109,8 @@ def run(
     ]
     measured = 0
     for done in ENGINES[engine](todo, tell):
-        note_time(out, done)
+        if not done.problem:
+            note_time(out, done)
         if done.rows is not None:
             result = results[done.unit.id]
             result.rows[done.unit.seed] = plain(done.rows)
