@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -77,7 +78,7 @@ def test_over_images_each_ones_values_are_averaged_over_the_networks():
 
 
 def test_times_are_kept_apart(tmp_path):
-    unit = Unit("MIX-4", "smoke", 1, "")
+    unit = Unit("MIX-4", "smoke", 1, str(tmp_path / "work"))
     ledger.note_time(tmp_path, Done(unit, {"a": 1.0}, 12.34))
     ledger.note_time(tmp_path, Done(unit, None, 5.0, "key"))
     assert ledger.times(tmp_path, "smoke") == {"MIX-4": {"1": 12.3}, "networks": {"key": 5.0}}
@@ -91,7 +92,7 @@ def test_damaged_results_are_told_in_one_sentence(tmp_path):
 
 
 def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
-    results = page.publish("laptop", tmp_path)
+    results = page.publish("laptop", tmp_path, tmp_path / "work")
     text = (tmp_path / "laptop" / "ledger.md").read_text()
     assert all(f"## {one.claim.id}\n" in text for one in results)
     assert "Not run yet" in text
@@ -157,3 +158,13 @@ def test_a_training_that_breaks_is_told_and_the_other_claims_go_on(tmp_path, mon
     assert "broke in step 3" in heard.err
     held = json.loads((tmp_path / "results" / "smoke" / "ledger.json").read_text())
     assert [one["verdict"] for one in held] == ["not run yet", "reproduced"]
+
+
+def test_runs_side_by_side_lose_none_of_each_others_times(tmp_path):
+    def note(number):
+        unit = Unit(f"MIX-{number % 4}", "smoke", number, str(tmp_path / "work"))
+        ledger.note_time(tmp_path, Done(unit, {"a": 1.0}, 1.0))
+
+    with ThreadPoolExecutor(8) as several:
+        list(several.map(note, range(40)))
+    assert sum(len(seeds) for seeds in ledger.times(tmp_path, "smoke").values()) == 40

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ import torch
 import trimtab
 from trimtab.evaluate.keys import describe, digest
 from trimtab.studies import verdicts
-from trimtab.studies.bench import Tell
+from trimtab.studies.bench import Tell, only_one
 from trimtab.studies.claim import Claim
 from trimtab.studies.engines import ENGINES, Done, Unit
 from trimtab.studies.scales import Scale, scale_of
@@ -167,10 +168,16 @@ def settings(claim: Claim, scale: str) -> str:
 
 def note_time(out: Path, done: Done) -> None:
     place = out / done.unit.scale / "times.json"
-    held = _json(place)
-    about = held.setdefault("networks" if done.rows is None else done.unit.id, {})
-    about[done.network or str(done.unit.seed)] = round(done.seconds, 1)
-    write_text(place, json.dumps(held, indent=1, sort_keys=True) + "\n")
+    with shared_files(Path(done.unit.folder)):
+        held = _json(place)
+        about = held.setdefault("networks" if done.rows is None else done.unit.id, {})
+        about[done.network or str(done.unit.seed)] = round(done.seconds, 1)
+        write_text(place, json.dumps(held, indent=1, sort_keys=True) + "\n")
+
+
+def shared_files(work: Path) -> AbstractContextManager[None]:
+    """Held while writing what all claims share: several runs may work on one ledger side by side."""
+    return only_one(work / "ledger.lock")
 
 
 def times(out: Path, scale: str) -> dict[str, dict[str, float]]:

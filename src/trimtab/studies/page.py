@@ -26,8 +26,13 @@ the direction is judged; the paper's figures are of its own, larger setting. Int
 seeds, or over images where training is not what varies."""
 
 
-def publish(scale: str, out: Path) -> list[Result]:
+def publish(scale: str, out: Path, work: Path) -> list[Result]:
     """Write the ledger of a scale from what its result files hold."""
+    with ledger.shared_files(work):
+        return _publish(scale, out)
+
+
+def _publish(scale: str, out: Path) -> list[Result]:
     results = [ledger.read(claim, scale, out) for claim in everything().values()]
     about = [
         {
