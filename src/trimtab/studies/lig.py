@@ -320,7 +320,7 @@ ON = {"D_R": on(D_R), "D_NR": on(D_NR), "D_rand": on(D_RAND), "D_rand, none": on
         Above("D_NR, LIGS", "D_rand, LIGS", effect=0.02),
         Close("D_rand, none, clean", 0.1, margin=0.05),
     ],
-    networks=[ADV_BN, BN, *ON.values()], headline=True, minutes=1,
+    networks=[ADV_BN, BN, *ON.values()], headline=True, minutes=11,  # of which 10 make the sets
 )  # fmt: skip
 def constructed(bench: Bench) -> dict[str, float]:
     rows: dict[str, float] = {}
@@ -370,7 +370,7 @@ CONFLICT = {
         Above("BN, at the end, non-robust-aligned", "BN, at the end, robust-aligned", effect=0.02),
         Above("none, at the end, robust-aligned", "none, at the end, non-robust-aligned", effect=0.02),
     ],
-    networks=[ADV_BN, BN, *CONFLICT.values()], minutes=0.2,
+    networks=[ADV_BN, BN, *CONFLICT.values()], minutes=2,
 )  # fmt: skip
 def conflict(bench: Bench) -> dict[str, float]:
     """Labels of the set are t + 1. Early: the whole first third of training, so that no peak is picked."""

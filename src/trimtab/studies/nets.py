@@ -143,6 +143,6 @@ def _size(model: str) -> float:
 
     source = parse(model)
     digits = "".join(c for c in source.name.split("_")[0] if c.isdigit())
-    plain = 16 if source.name.startswith("resnet") else 64
+    plain = 16 if source.name.startswith(("resnet", "wrn")) else 64
     wide = float(source.arguments.get("width", plain)) / 16
     return max(int(digits or 8) / 8, 0.5) * wide**2
