@@ -33,8 +33,27 @@ def test_a_folder_gives_what_torchvision_gives(tmp_path: Path) -> None:
     ours = load(f"folder:{tmp_path}")
     x, y, _ = next(ours.batches(99))
     assert ours.classes == tuple(theirs.classes)
-    assert torch.equal(x, torch.stack([image for image, _ in theirs]))
-    assert y.tolist() == [label for _, label in theirs]
+    place = {str(Path(file).relative_to(tmp_path)): i for i, (file, _) in enumerate(theirs.samples)}
+    turns = [theirs[place[file]] for file in open_folder(tmp_path, "pets").files]
+    assert torch.equal(x, torch.stack([image for image, _ in turns]))
+    assert y.tolist() == [label for _, label in turns]
+    assert len(place) == len(ours)
+
+
+def test_the_first_and_the_last_images_hold_every_class_in_proportion(tmp_path: Path) -> None:
+    fill(tmp_path, ("common",), each=30)
+    fill(tmp_path, ("rare", "scarce"), each=10)
+    labels = open_folder(tmp_path, "pets").labels
+    assert torch.bincount(labels[:10]).tolist() == torch.bincount(labels[-10:]).tolist() == [6, 2, 2]
+    whole = labels.bincount() / len(labels)
+    for stretch in labels.unfold(0, 20, 1):
+        assert (stretch.bincount(minlength=3) / 20 - whole).abs().max() <= 0.1
+
+
+def test_images_of_a_class_keep_their_order(tmp_path: Path) -> None:
+    files = open_folder(fill(tmp_path, each=4), "pets").files
+    assert files == ("cat/0.png", "dog/0.png", "cat/1.png", "dog/1.png", "cat/2.png", "dog/2.png",
+                     "cat/3.png", "dog/3.png")  # fmt: skip
 
 
 def test_resizing_and_cropping_are_torchvisions(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 Memory is bounded by the batches in flight, so ImageNet streams. The shorter side is resized and the centre
 cut out as torchvision's `Resize` and `CenterCrop` do (the usual evaluation of ImageNet: 256, then 224);
 without a size all images must have the same size and mode, and are taken as they are.
+
+Classes take turns: any stretch of the set holds each of them in proportion, so that its first images (an
+evaluation's limit, a batch to adapt on) and its last ones (held out to validate) stand for all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -98,7 +101,9 @@ def open_folder(
     With a `size` they become RGB of that size, else they must agree in size and mode. Mean and deviation are
     those of at most a thousand of the images, evenly spaced, unless given.
     """
-    files, folders = list_images(root)
+    listed, of_class = list_images(root)
+    order = _in_turns(of_class)
+    files, folders = [listed[i] for i in order], [of_class[i] for i in order]
     classes = tuple(classes or sorted(set(folders)))
     if unknown := sorted(set(folders) - set(classes)):
         raise BadInput(
@@ -139,6 +144,16 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
             f"{root} holds no class folders with images; put the images of each class in a subfolder"
         )
     return files, folders
+
+
+def _in_turns(folders: Sequence[str]) -> list[int]:
+    """Positions by how far through its class an image lies; equals keep their order."""
+    sizes, seen = Counter(folders), Counter[str]()
+    through = []
+    for folder in folders:
+        seen[folder] += 1
+        through.append((seen[folder] - 0.5) / sizes[folder])
+    return sorted(range(len(folders)), key=through.__getitem__)
 
 
 def _below(place: Path, named: Path, above: tuple[str, ...] = ()) -> Iterator[str]:
