@@ -44,6 +44,29 @@ def test_images_that_left_are_those_that_break_when_all_are_kept(model, images):
         assert torch.equal(model(left.x).argmax(1) != y, left.broken)
 
 
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_waiting_images_take_the_places_of_broken_ones_without_changing_a_result(
+    model, images, restarts, monkeypatch
+):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    attack = PGD(EPS, steps=6, score="any", restarts=restarts)
+    whole = attack.outcome(model, x.double(), y, seed=3)
+    monkeypatch.setattr(base, "SLICE", 5)
+    refilled = attack.outcome(model, x.double(), y, seed=3)
+    assert torch.equal(whole.broken_at, refilled.broken_at)
+    torch.testing.assert_close(whole.x, refilled.x, atol=1e-12, rtol=0)
+
+
+def test_later_tries_go_on_with_the_images_that_stand(model, images):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    few, many = (PGD(Linf("1/255"), steps=2, score="any", restarts=n) for n in (1, 4))
+    once, often = (attack.outcome(model, x.double(), y) for attack in (few, many))
+    assert bool((often.broken | ~once.broken).all())
+    assert torch.equal(often.x[once.broken], once.x[once.broken])
+    with torch.no_grad():
+        assert torch.equal(model(often.x).argmax(1) != y, often.broken)
+
+
 INDEPENDENT = [
     PGD(EPS, steps=5),
     PGD(EPS, steps=5, score="any", restarts=2),

@@ -8,7 +8,8 @@ Norm      running statistics of the branch in use, not learning (see `guard`)
 Cost      `steps` forward/backward passes to the image per restart, plus one forward pass
 Scoring   "last": the images of the last iteration, as other libraries do. "any": an image that was
           misclassified once is kept and leaves the working batch, which is many times cheaper and reads
-          slightly lower. Broken means misclassified, also for a targeted attack.
+          slightly lower. Broken means misclassified, also for a targeted attack. Where images of a batch
+          influence each other none can leave, and the last iterate counts whatever `score` says.
 Changed   the target excludes the true class (the paper draws it from all classes); the clean-start coin
           is tossed per image (the public code: per batch)
 """
@@ -85,8 +86,24 @@ class PGD(Attack):
             victim = replace(victim, judged=True)  # to choose among them
         best = self._one_try(victim, 0, marks)
         for restart in range(1, self.restarts):
-            best = _worse_of(victim, best, self._one_try(victim, restart, ()))
+            if self.score == "any" and not victim.coupled:
+                best = self._next_try(victim, best, restart)
+            else:
+                best = _worse_of(victim, best, self._one_try(victim, restart, ()))
         return best
+
+    def _next_try(self, victim: Victim, best: Outcome, restart: int) -> Outcome:
+        """Another try at the images that still stand."""
+        stand = (~best.broken).nonzero()[:, 0]
+        if len(stand) == 0:
+            return best
+        ids = [victim.ids[i] for i in stand.tolist()]
+        rest = replace(victim, x=victim.x[stand], y=victim.y[stand], ids=ids)
+        before = Outcome(best.x[stand], best.broken[stand], best.broken_at[stand])
+        found = _worse_of(rest, before, self._one_try(rest, restart, ()))
+        x, broken, at = best.x.clone(), best.broken.clone(), best.broken_at.clone()
+        x[stand], broken[stand], at[stand] = found.x, found.broken, found.broken_at
+        return Outcome(x, broken, at)
 
     def _one_try(self, victim: Victim, restart: int, marks: Sequence[int]) -> Outcome:
         start = self._start(victim, restart)
