@@ -22,6 +22,7 @@ from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.data import Batch, Images
 from trimtab.data.files import placed, readable_errors
+from trimtab.models.files import digest
 from trimtab.types import BadInput
 
 CHUNK = 256
@@ -87,7 +88,8 @@ def build(
             batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
             x, y = method(model, batch._replace(ids=torch.arange(start, start + len(batch.y))), images, seed)
             with placed(path) as part:
-                save_file({"x": x.contiguous(), "y": y}, part)
+                made_here = {"x": x.contiguous(), "y": y}
+                save_file(made_here, part, metadata={"digest": digest(made_here)})
         made.append(path)
         if progress is not None:
             progress(min(start + CHUNK, len(images)), len(images))
@@ -114,11 +116,12 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a chunk is there, as long as its header says it is."""
+    """Whether a chunk is there as it was made; else it is made again."""
     try:
         with safe_open(path, "pt") as file:
-            return set(file.keys()) == {"x", "y"}
-    except (OSError, SafetensorError):
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return bool((file.metadata() or {}).get("digest") == digest(held))
+    except (OSError, SafetensorError, RuntimeError, ValueError):
         return False
 
 

@@ -1,7 +1,7 @@
 """Sets as files: one safetensors file per split, mapped into memory, placed whole or not at all.
 
-The file holds `images` (uint8 or float32, NHWC), `labels` and `ids`; its metadata hold name, classes, mean
-and deviation as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
+The file holds `images` (uint8 or float32, NHWC), `labels` and `ids`; its metadata hold name, classes, mean,
+deviation and a digest as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from trimtab.data.sets import ImageSet
 from trimtab.types import BadInput, InputSpec
 
+_ABOUT = "trimtab"
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image may be, by its content: Pillow would also hand others to outside programs."""
 UNREADABLE = (
@@ -53,7 +54,8 @@ def save(images: ImageSet, path: str | Path) -> None:
         "digest": images.digest,
     }
     with placed(Path(path)) as part:
-        save_file(tensors, part, metadata={key: json.dumps(value) for key, value in about.items()})
+        # One entry: safetensors writes several in an order that changes from process to process.
+        save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
 
 
 def read(path: str | Path) -> ImageSet:
@@ -62,6 +64,7 @@ def read(path: str | Path) -> ImageSet:
     try:
         with safe_open(path, framework="pt") as file:
             about = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            about = about.get(_ABOUT, about)  # the first sets had an entry for each
             pixels, labels, ids = (file.get_tensor(key) for key in ("images", "labels", "ids"))
         _, height, width, channels = pixels.shape
         mean, std = (tuple(map(float, about[key])) for key in ("mean", "std"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.evaluate.card import Card, Row
+from trimtab.evaluate.keys import digest
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.types import BadInput
 
@@ -24,7 +25,10 @@ class Run:
 def runs(store: Store | str | Path = DEFAULT) -> list[Run]:
     """All finished runs of a store, the oldest first."""
     store = store if isinstance(store, Store) else Store(store)
-    return [Run(id, finished, Card.read(card)) for id, finished, card in store.cards()]
+    found = store.cards()
+    if odd := next((id for id, _, card in found if digest(card)[:12] != id), None):
+        raise BadInput(f"the run {odd!r} in {store.path} is damaged; evaluate again into another store")
+    return [Run(id, finished, Card.read(card)) for id, finished, card in found]
 
 
 def find(id: str, store: Store | str | Path = DEFAULT) -> Run:

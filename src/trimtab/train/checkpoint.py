@@ -38,7 +38,9 @@ class Progress:
     waited: int = 0
     """Validations since then."""
     metrics_bytes: int = 0
-    """Length of the metrics file that belongs to this state."""
+    """Length of the metrics file that belongs to this state,"""
+    metrics_digest: str = ""
+    """and the hash of so much of it."""
 
 
 def save(

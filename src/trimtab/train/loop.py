@@ -80,7 +80,14 @@ def resume(
     with torch.random.fork_rng(enabled=True), companions(run.folder):
         work = _start(fabric, run, model, data)
         work.progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
+        _check_metrics(run, work.progress)
         return _train(work, callbacks)
+
+
+def _check_metrics(run: Run, progress: Progress) -> None:
+    known = progress.metrics_digest
+    if known and run.metrics_digest(progress.metrics_bytes) != known:
+        raise BadInput(f"{run.folder / 'metrics.jsonl'} is not as the run left it; put it back or start anew")
 
 
 @dataclass
@@ -243,6 +250,7 @@ def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
     row |= _tell(callbacks, "epoch", work, epoch, row, result)
     if work.fabric.is_global_zero:
         progress.metrics_bytes = work.run.add_metrics(row, progress.metrics_bytes)
+        progress.metrics_digest = work.run.metrics_digest(progress.metrics_bytes)
     _save(work)
 
 

@@ -8,8 +8,8 @@ model.safetensors    the result, with model.json         stock/BRANCH.pt    stat
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -54,12 +54,16 @@ class Run:
 
     def add_metrics(self, row: Mapping[str, Any], after: int) -> int:
         """Append a line behind the first `after` bytes (what lies there belongs to no checkpoint)."""
-        with open(self.folder / "metrics.jsonl", "ab") as file:
-            file.truncate(after)
-            file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+        file = self.folder / "metrics.jsonl"
+        content = (file.read_bytes() if file.exists() else b"")[:after] + json.dumps(row).encode() + b"\n"
+        with placed(file) as part:
+            part.write_bytes(content)
+        return len(content)
+
+    def metrics_digest(self, length: int) -> str:
+        """Of the first `length` bytes of the metrics: by it damage is noticed."""
+        file = self.folder / "metrics.jsonl"
+        return hashlib.sha256(file.read_bytes()[:length] if file.exists() else b"").hexdigest()
 
 
 def create(recipe: Recipe, folder: str | Path | None) -> Run:
@@ -89,8 +93,9 @@ def finish(run: Run, model: nn.Module, provenance: Mapping[str, Any]) -> Run:
     net = model.net if isinstance(model, Pixels) else model
     for branch in _branches(net):
         stock = norm.release(copy.deepcopy(net), branch)
-        with placed(run.folder / "stock" / f"{branch}.pt") as part:
-            torch.save({key: value.cpu().contiguous() for key, value in stock.state_dict().items()}, part)
+        state = {key: value.cpu().contiguous() for key, value in stock.state_dict().items()}
+        with placed(run.folder / "stock" / f"{branch}.pt") as part, part.open("wb") as file:
+            torch.save(state, file)  # given a path, torch would write its name into the file
     save_model(model, run.folder, provenance)
     return Run(run.folder, run.recipe, model)
 
