@@ -34,6 +34,7 @@ from trimtab import draws
 from trimtab.attacks.base import check_images
 from trimtab.attacks.guard import fast
 from trimtab.certify.independence import require_independent
+from trimtab.models.memory import halving
 from trimtab.types import BadInput
 
 BLOCK = 50
@@ -89,7 +90,10 @@ class Sampler:
         rows = (noisy[0] if len(noisy) == 1 else torch.cat(noisy)).movedim(-1, 1)  # (n, C, H, W)
         network = self.networks.get()
         try:
-            return torch.cat([_winners(network, part) for part in rows.split(self.batch_size)])
+            return halving(
+                lambda size: torch.cat([_winners(network, part) for part in rows.split(size)]),
+                self.batch_size,
+            )
         finally:
             self.networks.put(network)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from trimtab.evaluate.conditions import IMAGES, Columns, Condition
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import Span, Store
 from trimtab.measure.accuracy import Accuracy
+from trimtab.models import memory
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Subject:
     keep_images: bool = False
     """Whether to store adversarial images."""
     fabric: Fabric | None = None
+    fits: dict[str, int] = field(default_factory=dict, init=False)
+    """The batch size that memory has been found to allow, where that is less."""
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -137,17 +140,39 @@ def measure(cell: Cell, told: Told | None = None) -> Columns:
 def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns | BadInput:
     """One chunk, in batches of any size unless its images belong together; or why it cannot be measured."""
     start, stop = span
-    size = stop - start if cell.coupled else cell.subject.batch_size
-    try:
+    subject = cell.subject
+
+    def work(size: int) -> list[Columns]:
         with chance(cell.seed, start):
-            parts = [
-                cell.condition.columns(module, cell.subject.batch(at, min(at + size, stop)), cell.seed)
+            found = [
+                cell.condition.columns(module, subject.batch(at, min(at + size, stop)), cell.seed)
                 for at in range(start, stop, size)
             ]
+        if size < first:
+            subject.fits["batch_size"] = size
+        return found
+
+    first = min(subject.fits.get("batch_size", subject.batch_size), stop - start)
+    try:
+        parts = work(stop - start) if cell.coupled else memory.halving(work, first)
     except BadInput as problem:
         return problem
+    except (RuntimeError, MemoryError) as problem:
+        if not memory.ran_out(problem):
+            raise
+        return BadInput(_too_large(cell, stop - start))
     columns = {name: values.detach().cpu() for name, values in _joined(parts).items()}
     return columns if cell.subject.keep_images else _without_images(columns)
+
+
+def _too_large(cell: Cell, images: int) -> str:
+    alone = cell.condition.kind == "health" and not cell.state.couples  # which has tried them one by one
+    if cell.coupled and images > 1 and not alone:
+        belong = f"a batch of {images} images does not fit into memory, and its images belong together"
+        return f"{cell.condition}: {belong}; give a smaller chunk, which is then part of the result"
+    return (
+        f"{cell.condition}: not even one image at a time fits into memory; free some, or take another device"
+    )
 
 
 def _stored(cell: Cell) -> dict[Span, Columns]:
@@ -158,7 +183,8 @@ def _stored(cell: Cell) -> dict[Span, Columns]:
         longer = [span for span in files if not cell.coupled and span[0] == start < stop < span[1]]
         for span in ((start, stop), *longer):
             columns = store.read(files[span]) if span in files else None
-            if columns and not _lacks_images(cell, columns):
+            fits = columns is not None and all(len(one) == span[1] - span[0] for one in columns.values())
+            if columns and fits and not _lacks_images(cell, columns):
                 kept = _without_images(columns)
                 found[start, stop] = {name: values[: stop - start] for name, values in kept.items()}
                 break

@@ -14,6 +14,7 @@ from trimtab.attacks import FGSM, L2, PGD, Attack, Linf, Square
 from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Attacked, Columns, Condition, logits
 from trimtab.evaluate.suites import curve
+from trimtab.models.memory import halving, in_parts
 from trimtab.types import Budget, InputSpec
 
 PROBED = 128
@@ -51,25 +52,32 @@ class Health(Condition):
     @torch.no_grad()
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         x, y = batch.x, batch.y
-        z = logits(model, x, y)
+
+        def seen(images: Tensor) -> Tensor:
+            """What the model says; in parts if it must be, and if that changes nothing."""
+            if getattr(model, "couples_batch", False):
+                return logits(model, images, y)
+            return in_parts(lambda part: logits(model, part, y), images)
+
+        z = seen(x)
         scale = z.nan_to_num().abs().max().clamp(min=1e-6)
 
         def apart(other: Tensor) -> Tensor:
             return (other - z).nan_to_num().abs().amax(1).float() / scale.float()
 
-        beside = [apart(torch.cat([model(part) for part in x.split(size)])) for size in BATCHES]
+        beside = [apart(torch.cat([seen(part) for part in x.split(size)])) for size in BATCHES]
         mean, std = (torch.tensor(v).to(x).view(-1, 1, 1) for v in (self.spec.mean, self.spec.std))
         tried = {"normalised": (x - mean) / std, "restored": x * std + mean, "bytes": x * 255}
         return {
             "correct": z.argmax(1) == y,
             "common": y == y.mode().values,
             "finite": z.isfinite().all(1),
-            "unsteady": apart(model(x)),
+            "unsteady": apart(seen(x)),
             "beside": torch.stack(beside).amax(0),
             "summed": ((z.sum(1) - 1).abs() < 1e-3) & (z >= 0).all(1),
             "training": torch.full_like(y, any(m.training for m in model.modules()), dtype=torch.bool),
-            **followed(model, x, y),
-            **{name: model(other).argmax(1) == y for name, other in tried.items()},
+            **_followed_in_parts(model, x, y),
+            **{name: seen(other).argmax(1) == y for name, other in tried.items()},
         }
 
     def __str__(self) -> str:
@@ -87,6 +95,14 @@ def followed(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"flat": everywhere, "cut": everywhere}
     flat = (grad == 0).flatten(1).all(1) | ~grad.isfinite().flatten(1).all(1)
     return {"flat": flat, "cut": torch.zeros_like(flat)}
+
+
+def _followed_in_parts(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def work(size: int) -> dict[str, Tensor]:
+        found = [followed(model, *part) for part in zip(x.split(size), y.split(size), strict=True)]
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+
+    return work(len(x)) if getattr(model, "couples_batch", False) else halving(work, len(x))
 
 
 def attacks_at(budget: Budget, pixels: int, coupled: bool) -> dict[str, Attacked]:

@@ -94,7 +94,9 @@ def probing(
 
 def _small(subject: Subject, condition: Health | Attacked, state: NormState, seed: int, limit: int) -> Cell:
     n = min(PROBED, limit, len(subject.data))
-    return Cell(replace(subject, chunk=PROBED, keep_images=False), condition, state, seed, n)
+    # Where images influence each other, none of these batches is larger than those that are asked about.
+    chunk = min(PROBED, subject.chunk) if state.couples else PROBED
+    return Cell(replace(subject, chunk=chunk, keep_images=False), condition, state, seed, n)
 
 
 def stopped(flags: Sequence[Flag]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from trimtab.models.memory import in_parts
 from trimtab.models.pixels import Normalise, Pixels, evaluating, wrap
 from trimtab.types import InputSpec
 
@@ -79,7 +80,7 @@ def _normalises(module: nn.Module) -> bool:
 
 def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> list[str]:
     with evaluating(model):
-        logits = model(x)
+        logits = in_parts(model, x)
         if logits.dim() != 2 or len(logits) != len(x):
             return [f"the model returns shape {tuple(logits.shape)} for {len(x)} images, not (N, classes)"]
         if int(y.max()) >= logits.shape[1]:
@@ -87,7 +88,7 @@ def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> list[str]:
         own = logits.argmax(1) == y
         best, found = _GAIN, []
         for name, spec in _alternatives(model.spec).items():
-            other = model.net(Normalise(spec.mean, spec.std).to(x)(x)).argmax(1) == y
+            other = in_parts(model.net, Normalise(spec.mean, spec.std).to(x)(x)).argmax(1) == y
             if _share(other) - _share(own) > best and _sure(other, own):
                 best = _share(other) - _share(own)
                 instead = f"with its own mean and deviation {_share(own):.0%}: its InputSpec seems wrong"

@@ -1,0 +1,125 @@
+"""When memory runs out: smaller batches, or one sentence where the images of a batch belong together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from evaluate_nets import Net
+from torch import Tensor, nn
+
+from trimtab import certify, models
+from trimtab.attacks import PGD, Linf
+from trimtab.cli import main
+from trimtab.data.embedded import sample
+from trimtab.evaluate import Clean, Noise, PerBatch, Store, run
+from trimtab.models import memory
+from trimtab.types import BadInput
+
+PROBLEMS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to ..."
+    ),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
+    MemoryError(),
+]
+
+
+class Small(nn.Module):
+    """A network on a device that has room for so many images."""
+
+    def __init__(self, room: int, problem: BaseException = PROBLEMS[0]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Net(sample().spec).double()
+        self.room, self.problem = room, problem
+        self.largest = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room:
+            raise type(self.problem)(*self.problem.args)
+        self.largest = max(self.largest, len(x))
+        return self.net(x)
+
+
+SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=3, score="any")]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: type(problem).__name__)
+def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(
+    problem: BaseException, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    few = sample().subset(slice(0, 48))
+    stores = [Store(tmp_path_factory.mktemp("s") / "store.sqlite") for _ in range(2)]
+    roomy, tight = Small(1000), Small(9, problem)
+    cards = [
+        run(model, few, SUITE, store=store, chunk=24, batch_size=24)
+        for model, store in zip((roomy, tight), stores, strict=True)
+    ]
+    assert cards[0].json() == cards[1].json()
+    assert roomy.largest >= 24
+    assert 6 <= tight.largest <= 9
+    for key, _ in stores[0].cells():
+        for span, file in stores[0].chunks(key).items():
+            one, other = (
+                store.read(found)
+                for store, found in ((stores[0], file), (stores[1], stores[1].chunks(key)[span]))
+            )
+            assert one is not None
+            assert other is not None
+            assert all(
+                torch.equal(one[name], other[name]) for name in one if name not in ("unsteady", "beside")
+            )
+
+
+def test_a_batch_that_belongs_together_is_not_halved(store: Store) -> None:
+    few = sample().subset(slice(0, 32))
+    with pytest.raises(BadInput, match=r"32 images does not fit .* belong together; give a smaller chunk"):
+        run(Small(9), few, [Clean()], store=store, states=[PerBatch()], chunk=32)
+    assert run(Small(9), few, [Clean()], store=store, states=[PerBatch()], chunk=8).rows[0].n == 32
+
+
+def test_a_device_without_room_for_one_image_is_told(store: Store) -> None:
+    with pytest.raises(BadInput, match="not even one image"):
+        run(Small(0), sample().subset(slice(0, 4)), [Clean()], store=store)
+
+
+def test_other_errors_are_not_taken_for_it(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        run(
+            Small(9, RuntimeError("shapes cannot be multiplied")),
+            sample().subset(slice(0, 16)),
+            [Clean()],
+            store=store,
+        )
+
+
+def test_certificates_do_not_depend_on_the_room_there_is() -> None:
+    x = sample().take(torch.arange(3)).x.double()
+    roomy, tight = (certify.certify(Small(room), x, 0.25, 20, 200, seed=1) for room in (1000, 9))
+    assert torch.equal(roomy.counts, tight.counts)
+    assert torch.equal(roomy.radii, tight.radii)
+
+
+def test_a_command_that_runs_out_of_memory_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(models.pixels.Pixels, "forward", full)
+    assert main(["lens", "net:resnet8,width=1,channels=1", "--limit", "2"]) == 2
+    assert "memory ran out; take smaller batches" in capsys.readouterr().err
+
+
+def test_the_size_is_halved_down_to_one() -> None:
+    tried: list[int] = []
+
+    def work(size: int) -> int:
+        tried.append(size)
+        if size > 1:
+            raise PROBLEMS[0]
+        return size
+
+    assert memory.halving(work, 13) == 1
+    assert tried == [13, 7, 4, 2, 1]
