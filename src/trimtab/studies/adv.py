@@ -69,7 +69,8 @@ def corruption_errors(bench: Bench) -> dict[str, float]:
     for name, errors in found.items():
         rows[f"{name}, mCE"] = corruption.mce(bench, errors, found["standard"])
         rows[f"{name}, mean corruption error"] = corruption.mean_error(errors)
-        rows[f"{name}, clean error"] = errors["clean"]
+        net, state = SUBJECTS[name]
+        rows[f"{name}, clean error"] = 1 - bench.accuracy(bench.network(net), state=state)
     names = [name for name in found["standard"] if name != "clean"]
     rows["share of corruptions with a lower error"] = fmean(
         found["AdvBN"][name] < found["standard"][name] for name in names

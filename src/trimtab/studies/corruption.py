@@ -1,11 +1,15 @@
 """Errors under common corruptions, as the studies of three papers need them.
 
-At the paper's scale corruption errors are relative to AlexNet's, as published for ImageNet-C; elsewhere to
-those of the standard network of the same seed. Corruptions are made on the fly, frost from grown ice.
+At the paper's scale corruption errors are relative to AlexNet's, as published for ImageNet-C: mCE is the mean
+over corruptions of E / E_Alex, relative mCE that of (E - E_clean) / (E_Alex - E_Alex,clean). Elsewhere they
+are relative to those of the standard network of the same seed, and relative mCE is a ratio of means: a mild
+corruption costs a small network next to nothing, and would decide a mean of ratios alone. Clean error is
+that of the images that are corrupted, too. Corruptions are made on the fly, frost from grown ice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -32,7 +36,7 @@ def errors(
     names: Sequence[str] | None = None,
     severities: Sequence[int] | None = None,
 ) -> Errors:
-    found = {"clean": 1 - bench.accuracy(model, state=state)}
+    found = {"clean": 1 - bench.accuracy(model, state=state, n=bench.scale.corrupted)}
     for name in names or bench.scale.corruptions:
         shown = [Corrupted(name, severity) for severity in severities or bench.scale.severities]
         found[name] = 1 - fmean(bench.accuracy(model, one, state=state) for one in shown)
@@ -45,13 +49,16 @@ def mean_error(found: Errors, names: Sequence[str] | None = None) -> float:
 
 def mce(bench: Bench, found: Errors, standard: Errors, relative: bool = False) -> float:
     """Mean corruption error, or what is lost beside clean images; `standard` is the baseline off ImageNet."""
-    base = standard
-    if bench.scale.name == "paper":
-        base = {"clean": ALEXNET.clean, **ALEXNET.mean_errors}
     names = [name for name in found if name != "clean"]
+    paper = bench.scale.name == "paper"
+    base = {"clean": ALEXNET.clean, **ALEXNET.mean_errors} if paper else standard
     less, base_less = (found["clean"], base["clean"]) if relative else (0.0, 0.0)
-    return fmean((found[name] - less) / _not_zero(base[name] - base_less) for name in names)
+    ours, theirs = [found[name] - less for name in names], [base[name] - base_less for name in names]
+    if relative and not paper:
+        return _ratio(fmean(ours), fmean(theirs))
+    return fmean(_ratio(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _not_zero(value: float) -> float:
-    return value if abs(value) > 1e-3 else 1e-3  # a corruption that costs nothing would divide by nothing
+def _ratio(ours: float, theirs: float) -> float:
+    """Beside a baseline that loses nothing, nothing can be said."""
+    return ours / theirs if theirs > 0 else math.nan
