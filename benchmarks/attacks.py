@@ -5,7 +5,7 @@ for a network without robustness and for an adversarially trained one. "As shipp
 scoring, which lets broken images leave, against the peers' last iterate; "same rule" keeps every image to
 the last iterate on both sides. Each peer is raced at the batch it is given and at the batch that suits it
 best. The bare passes are 20 input gradients of the folded network, channels last, at our own working batch:
-what nobody could do without. Memory is taken in processes of their own (memory.py).
+what nobody could do without. Memory is taken in processes of their own (peak.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import trimtab
-from benchmarks import memory
+from benchmarks import peak
 from benchmarks.peers import ANY, EPS, LAST, PEERS, Work, contestant, images
 from benchmarks.race import Asked, Row, Skipped, compare, race
 from trimtab.attacks import APGD, PGD, Linf
@@ -58,10 +58,11 @@ def rows(asked: Asked) -> Iterator[Row]:
                 raise
             raise Skipped("attacks", f"{why}; or name a network with --{kind}") from None
         fight = Fight(kind, model, x, y, sizes, steps, asked.turns)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the peers', about what they are built on
-            found = [*pgd(fight), auto_pgd(fight), bare_passes(fight)]
-        yield from found
+        for part in (pgd, auto_pgd, bare_passes):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the peers', about what they are built on
+                found = list(part(fight))
+            yield from found
     yield from peak_memory(spec, sizes[0], steps, asked)
 
 
@@ -80,7 +81,7 @@ def pgd(fight: Fight) -> Iterator[Row]:
             yield compare("attacks", f"{title}, best batches: {peer} / ours", times, *at, marks[1])
 
 
-def auto_pgd(fight: Fight) -> Row:
+def auto_pgd(fight: Fight) -> Iterator[Row]:
     import torchattacks
 
     model, steps = fight.model, fight.steps
@@ -92,10 +93,10 @@ def auto_pgd(fight: Fight) -> Row:
     }
     times = race({n: in_batches(w, fight, fight.sizes[0]) for n, w in works.items()}, fight.turns)
     what = f"APGD-{steps}, {fight.kind} network, batch {fight.sizes[0]}: torchattacks / ours"
-    return compare("attacks", what, times, "torchattacks", "ours", ">= 2")
+    yield compare("attacks", what, times, "torchattacks", "ours", ">= 2")
 
 
-def bare_passes(fight: Fight) -> Row:
+def bare_passes(fight: Fight) -> Iterator[Row]:
     with guard(fight.model):
         net = fast(fight.model, fight.x)
 
@@ -110,13 +111,13 @@ def bare_passes(fight: Fight) -> Row:
         "bare": in_batches(bare, fight, SLICE),
     }
     what = f"PGD-{fight.steps}, {fight.kind} network, last iterate / its bare passes"
-    return compare("attacks", what, race(runs, fight.turns), "ours", "bare", "<= 1.1")
+    yield compare("attacks", what, race(runs, fight.turns), "ours", "bare", "<= 1.1")
 
 
 def peak_memory(spec: str, count: int, steps: int, asked: Asked) -> Iterator[Row]:
     theirs = "torchattacks"
     found = {
-        name: [memory.of(spec, name, count, steps, asked.quick) for _ in range(min(3, asked.turns))]
+        name: [peak.of(spec, name, count, steps, asked.quick) for _ in range(min(3, asked.turns))]
         for name in (ANY, LAST, theirs)
     }
     for ours in (ANY, LAST):
