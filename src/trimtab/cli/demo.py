@@ -1,153 +1,246 @@
-"""`trimtab demo`: the whole loop on embedded images in minutes, ending in a page."""
+"""`trimtab demo`: the whole loop on embedded images and networks of the zoo, ending in a page.
+
+Audit, attack, adapt, certify a network that was trained as usual; fine-tune it for a minute with Mixture
+BN, so that a second set of norm parameters and statistics learns adversarial images; measure again; compare
+on a page. Everything is kept: a second call reads what the first one found.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from trimtab.evaluate import Card
+import tyro
 
-RECIPE = {
-    "model": "net:resnet8,width=8",
-    "data": {"name": "sample", "augment": [], "validation": 500},
-    "optimiser": {"lr": 0.2},
-    "batch_size": 128,
-}
+from trimtab.cli.options import Json
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card, Row
+
+STANDARD, NOISY, RECIPE = "zoo:sample-standard", "zoo:sample-noise", "sample-mixture"
+EPS, SIGMA = "8/255", 0.25
+BEFORE, MAIN, ADV = "before", "after, main branch", "after, adversarial branch"
+QUICK = {"data.images": 256, "epochs": 1, "objective.attack.steps": 2}
+"""What of the recipe a quick demo changes."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small network on embedded images; audit, break, adapt and certify it; write a page."""
+    """Audit, break, adapt and certify small networks of the zoo; harden one in a minute; write a page."""
 
     out: Path = Path("trimtab-demo")
     """Where the network, the results and the page go. A second call reuses what is there."""
-    epochs: int = 6
-    """Of training; the default takes about half a minute on two cores."""
     limit: int = 500
     """Images to measure on."""
+    quick: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Few images and steps: shows in seconds that everything runs, and nothing more."""
+    json: Json = False
 
     def run(self) -> int:
+        import trimtab
+        from trimtab import data, report
         from trimtab.cli import show
 
-        began = time.perf_counter()
-        from trimtab import data, report
+        began, busy = time.perf_counter(), time.process_time()
+        model, images = trimtab.load(STANDARD), data.load("sample", "test")
+        found = [self._audit(model, images)]
 
-        model = self._network()
-        self._audit(model)
-        card = self._evaluate(model)
-        self._certify(model)
-        page = self.out / "page.html"
-        store = self.out / "store.sqlite"
-        report.page([card], page, extras=report.gather(model, data.load("sample", "test"), card, store))
-        for sentence in findings(card):
-            show.out.print(f"• {sentence}", markup=False, highlight=False)
-        show.out.print(
-            f"That took {time.perf_counter() - began:.0f} s. The page is {page.resolve()}", markup=False
+        self._say(
+            f"2. Attacks at {EPS}, noise and fog, with the statistics of training and with adapted ones"
         )
+        cards = {BEFORE: self._evaluate(BEFORE, model, images)}
+        found += what_breaks(cards[BEFORE])
+
+        self._say("3. Certificates: within which distance does the answer hold, whatever the attack?")
+        certified = self._certify(model, images)
+        found.append(what_holds(certified))
+
+        tuned = self._fine_tune()
+        self._say("5. The same measurements after fine-tuning, on either branch")
+        for name, branch in {MAIN: "main", ADV: "adv"}.items():
+            cards[name] = self._evaluate(name, _released(tuned, branch), images)
+        found += what_it_brought(cards)
+
+        page = self.out / "page.html"
+        compared = [cards[BEFORE], cards[ADV]]
+        extras = report.gather(model, images, cards[BEFORE], self.out / "store.sqlite")
+        report.page(compared, page, title="Before and after a minute of Mixture BN", extras=extras)
+        if self.json:
+            self._as_json(cards, certified, found, page)
+            return 0
+        for sentence in found:
+            show.out.print(f"• {sentence}", markup=False, highlight=False)
+        took = f"{time.perf_counter() - began:.0f} s ({time.process_time() - busy:.0f} s of processor time)"
+        show.out.print(f"That took {took}. The page is {page.resolve()}", markup=False, highlight=False)
         return 0
 
-    def _network(self) -> Any:
-        import trimtab
-        from trimtab import train
+    def _say(self, words: str) -> None:
         from trimtab.cli import show
 
-        folder = self.out / f"network-{self.epochs}"
-        if (folder / "model.json").is_file():
-            show.out.print(f"1. A network was trained before: {folder}", markup=False)
+        (show.err if self.json else show.out).print(words, markup=False, highlight=False)
+
+    def _audit(self, model: Any, images: Any) -> str:
+        from trimtab import norm
+
+        self._say(f"1. {STANDARD}: a ResNet-8, trained as usual on 7,500 embedded images of clothes")
+        audit = norm.audit(model, images.subset(slice(0, 512)).batches(128))
+        worst = max(layer.drift_mean or 0.0 for layer in audit.layers)
+        state = "sound" if audit.sound else f"troubled: {audit}"
+        return (
+            f"Its {len(audit.layers)} normalisation layers are {state}; on test images their means are at "
+            f"most {worst:.2f} deviations off."
+        )
+
+    def _evaluate(self, name: str, model: Any, images: Any) -> Card:
+        """All conditions with the statistics of training; disturbances with adapted ones, too."""
+        from trimtab import attacks
+        from trimtab.cli import show
+        from trimtab.evaluate import Attacked, Clean, Corrupted, Noise, PerBatch, Running
+
+        linf = attacks.Linf(EPS)
+        attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, score="any"))]
+        disturbed = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3)]
+        if name == MAIN:  # only what shows that this branch stayed what it was
+            card = self._measure(name, model, images, [Clean(), *attacked], Running(), examine=False)
         else:
-            show.out.print("1. Training a ResNet-8 on 7,500 embedded images of clothes", markup=False)
-            recipe = train.read_recipe({**RECIPE, "epochs": self.epochs})
-            with train.progress_bar() as bar:
-                if folder.exists():
+            card = self._measure(name, model, images, [*disturbed, *attacked], Running(), not self.quick)
+            adapted = self._measure(name, model, images, disturbed, PerBatch(1.0))
+            card = replace(card, rows=card.rows + adapted.rows, flags=card.flags + adapted.flags)
+        if not self.json:
+            show.scorecard(card)
+        return card
+
+    def _measure(
+        self, name: str, model: Any, images: Any, suite: Any, state: Any, examine: bool = True
+    ) -> Card:
+        from trimtab import evaluate
+        from trimtab.cli.evaluate import run_with_progress
+
+        limit = min(self.limit, 48) if self.quick else self.limit
+        return run_with_progress(
+            evaluate, model, images, suite=suite, states=[state], limit=limit, name=name, examine=examine,
+            store=self.out / "store.sqlite", command="trimtab demo", keep_images=True,
+        )  # fmt: skip
+
+    def _certify(self, model: Any, images: Any) -> dict[str, Row]:
+        import trimtab
+        from trimtab import adapt, data, evaluate
+        from trimtab.cli import show
+        from trimtab.cli.evaluate import run_with_progress
+        from trimtab.evaluate.certified import Certified
+
+        first = next(iter(data.load("sample", "train").batches(256)))
+        what = "training images"
+        networks = {
+            "trained as usual": model,
+            "with statistics frozen on 256 noisy training images": adapt.frozen_under_noise(
+                model, first.x, SIGMA, ids=first.ids, what=what
+            ),
+            "trained under noise": trimtab.load(NOISY),
+        }
+        draws, limit = (100, 4) if self.quick else (1000, 32)
+        rows = {
+            name: run_with_progress(
+                evaluate, network, images, suite=[Certified(SIGMA, n=draws)], limit=limit, chunk=16,
+                store=self.out / "store.sqlite", name=name, command="trimtab demo",
+            ).rows[0]
+            for name, network in networks.items()
+        }  # fmt: skip
+        if not self.json:
+            radii = [name for name in rows["trained as usual"].figures if name != "abstains"]
+            show.table(
+                f"Certified accuracy, {limit} images, {draws:,} draws at sigma {SIGMA:g}",
+                ["", *(name.replace("radius", "r =") for name in radii)],
+                [[name, *(show.percent(row.figures[at]) for at in radii)] for name, row in rows.items()],
+                right=range(1, 1 + len(radii)),
+            )
+        return rows
+
+    def _fine_tune(self) -> Any:
+        import trimtab
+        from trimtab import train
+        from trimtab.cli.options import speaks
+
+        recipe = train.read_recipe(RECIPE, QUICK if self.quick else None)
+        folder = self.out / ("mixture-quick" if self.quick else "mixture")
+        if (folder / "model.json").is_file():
+            self._say(f"4. It was fine-tuned before: {folder}")
+        else:
+            self._say("4. A minute of Mixture BN: a second branch of its norm layers learns attacked images")
+            with train.progress_bar(shown=speaks()) as bar:
+                if (folder / "checkpoints" / "last.safetensors").is_file():
                     train.resume(folder, callbacks=[bar])
                 else:
                     train.fit(recipe=recipe, folder=folder, callbacks=[bar])
         return trimtab.load(f"file:{folder}")
 
-    def _audit(self, model: Any) -> None:
-        from trimtab import data, norm
+    def _as_json(
+        self, cards: dict[str, Card], certified: dict[str, Row], found: list[str], page: Path
+    ) -> None:
+        import json
+        from dataclasses import asdict
+
         from trimtab.cli import show
 
-        images = data.load("sample", "test").subset(slice(0, 512))
-        found = norm.audit(model, images.batches(128))
-        worst = max(layer.drift_mean or 0.0 for layer in found.layers)
-        state = "sound" if found.sound else f"troubled: {found}"
-        show.out.print(
-            f"2. Its {len(found.layers)} normalisation layers are {state}; on test images their means are at "
-            f"most {worst:.2f} deviations off",
-            markup=False,
-        )
-
-    def _evaluate(self, model: Any) -> Card:
-        from trimtab import attacks, data, evaluate
-        from trimtab.cli import show
-        from trimtab.cli.evaluate import run_with_progress
-        from trimtab.evaluate import Attacked, Clean, Corrupted, Noise, PerBatch, Running
-
-        show.out.print("3. Noise, fog and attacks, under running, batch and blended statistics", markup=False)
-        conditions = [
-            Clean(),
-            Noise(0.1),
-            Noise(0.25),
-            Corrupted("fog", 3),
-            Attacked(attacks.FGSM(attacks.Linf("4/255"))),
-            Attacked(attacks.PGD(attacks.Linf("4/255"), steps=20, score="any")),
-        ]
-        card = run_with_progress(
-            evaluate, model, data.load("sample", "test"), suite=conditions, limit=self.limit,
-            states=[Running(), PerBatch(1.0), PerBatch(0.5)], store=self.out / "store.sqlite",
-            name="demo network", command="trimtab demo", keep_images=True,
-        )  # fmt: skip
-        show.scorecard(card)
-        return card
-
-    def _certify(self, model: Any) -> None:
-        from trimtab import adapt, certify, data
-        from trimtab.cli import show
-
-        sigma, images = 0.25, data.load("sample", "train")
-        first = next(iter(images.batches(256)))
-        frozen = adapt.frozen_under_noise(model, first.x, sigma, ids=first.ids, what="training images")
-        test = next(iter(data.load("sample", "test").batches(20)))
-        rows = []
-        for name, net in {
-            "as trained": model,
-            "statistics frozen on 256 noisy training images": frozen,
-        }.items():
-            found = certify.certify(net, test.x, sigma=sigma, n=500, ids=test.ids)
-            curve = certify.certified_accuracy(found, test.y, (0.0, 0.25, 0.5))
-            rows.append([name, *(show.percent(share) for share in curve.accuracy)])
-        show.table(
-            "4. Certified accuracy, 20 images, 500 draws at sigma 0.25",
-            ["", "r = 0", "r = 0.25", "r = 0.5"],
-            rows,
-            right=[1, 2, 3],
+        show.as_json(
+            {
+                "cards": {name: json.loads(card.json()) for name, card in cards.items()},
+                "certified": {name: asdict(row) for name, row in certified.items()},
+                "findings": found,
+                "page": str(page),
+            }
         )
 
 
-def findings(card: Card) -> list[str]:
-    """What was found, in plain words; every number is from the card."""
-    by = {(row.condition, row.state): row for row in card.rows}
-    states = list(dict.fromkeys(row.state for row in card.rows))
-    running, batch = states[0], states[1]
+def _released(model: Any, branch: str) -> Any:
+    """A stock copy with the values of one branch: what one would deploy."""
+    import copy
 
-    def of(condition: str, state: str) -> float:
-        return by[condition, state].accuracy
+    from trimtab import norm
 
-    found = [f"On clean images it is right on {100 * of('clean', running):.0f} %."]
-    noisy = next(row.condition for row in reversed(card.rows) if row.kind == "noise")
-    before, after = of(noisy, running), of(noisy, batch)
-    verb = "raises" if after > before else "lowers"
-    found.append(
-        f"{noisy}: {100 * before:.0f} % with the statistics it was trained with; re-estimating them on the "
-        f"noisy images {verb} that to {100 * after:.0f} %, with no training at all."
-    )
-    attacked = [row for row in card.rows if row.kind == "attack" and row.state == running]
-    worst = min(attacked, key=lambda row: row.accuracy)
-    found.append(
-        f"{worst.condition} leaves {100 * worst.accuracy:.0f} %: it was not trained to resist attacks."
-    )
-    return found
+    return norm.release(copy.deepcopy(model), branch)
+
+
+# ---- what was found, in plain words; every number is from a card ------------------------------------------
+
+
+def what_breaks(card: Card) -> list[str]:
+    """Clean, attacked, and disturbed with and without adapted statistics."""
+    clean, worst = _accuracy(card, "clean"), _attacked(card)
+    noisy = [row.condition for row in card.rows if row.kind == "noise"][-1]
+    adapted = [row.state for row in card.rows][-1]
+    plain, mended = (_accuracy(card, noisy, state) for state in ("running", adapted))
+    change = "raises" if mended > plain else "does not raise"
+    return [
+        f"It is right on {clean:.0%} of clean images; attacks of at most {EPS} per pixel leave {worst:.0%}.",
+        f"{noisy} leaves {plain:.0%}. Re-estimating the statistics on the noisy images {change} that: "
+        f"{mended:.0%}, with no training at all. That mends noise, and is no defence against an attacker.",
+    ]
+
+
+def what_holds(certified: dict[str, Row]) -> str:
+    radius = next(at for at in list(next(iter(certified.values())).figures)[1:] if at.startswith("radius"))
+    shares = ", ".join(f"{row.figures[radius]:.0%} {name}" for name, row in certified.items())
+    return f"Certified to be right within an l2 {radius} (alpha 0.001): {shares}."
+
+
+def what_it_brought(cards: dict[str, Card]) -> list[str]:
+    before, main, adv = (cards[name] for name in (BEFORE, MAIN, ADV))
+    return [
+        f"After fine-tuning, the adversarial branch stands on {_attacked(adv):.0%} under the strongest "
+        f"attack (before: {_attacked(before):.0%}) and is right on {_accuracy(adv, 'clean'):.0%} of clean "
+        f"images (before: {_accuracy(before, 'clean'):.0%}).",
+        f"The main branch keeps {_accuracy(main, 'clean'):.0%} on clean images, and falls to "
+        f"{_attacked(main):.0%} under attack. The two share all weights but the norm layers; still they are "
+        "two classifiers, and you deploy one: nothing tells an attacked image from a clean one beforehand.",
+    ]
+
+
+def _accuracy(card: Card, condition: str, state: str = "running") -> float:
+    return next(r.accuracy for r in card.rows if (r.condition, r.state) == (condition, state))
+
+
+def _attacked(card: Card) -> float:
+    return min(r.accuracy for r in card.rows if r.kind == "attack" and r.state == "running")
