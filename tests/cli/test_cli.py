@@ -130,6 +130,9 @@ def test_runs_are_compared_and_exported(capsys, saved, tmp_path):
     assert "clean" in Path("rows.csv").read_text()
     assert say(capsys, "report", run["id"][:8], "--out", "one.html")[0] == 0
     assert Path("one.html").read_text().startswith("<!")
+    told = as_json(capsys, "report", run["id"][:8], "--out", "two.html")
+    assert (told["page"], told["models"]) == ("two.html", [saved])
+    assert len(told["verdict"]) == 3
 
 
 def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):

@@ -77,6 +77,7 @@ class Report:
     """Where to write the page."""
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
+    json: Json = False
 
     def run(self) -> int:
         from trimtab import evaluate, report
@@ -84,7 +85,11 @@ class Report:
 
         cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
-        show.out.print(f"The page is {self.out}.", markup=False)
+        if self.json:
+            models = [card.model for card in cards]
+            show.as_json({"page": str(self.out), "models": models, "verdict": report.verdict(cards)})
+        else:
+            show.out.print(f"The page is {self.out}.", markup=False)
         return 0
 
 
