@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,24 @@ def test_networks_are_shared_between_claims_by_what_they_are_made_of():
     at = scale_of("laptop", "lig")
     assert lig.PLAIN.key(at, 0) == lig.BN.key(at, 0)
     assert ada.BASELINE.key(scale_of("laptop", "ada"), 0) == adv.STANDARD.key(scale_of("laptop", "adv"), 0)
+
+
+def test_advbn_images_are_made_with_a_network_that_is_not_judged_on_them():
+    for name in NAMES:
+        at = scale_of(name, "adv")
+        painter = adv.PAINTER.key(at, 0)
+        judged = [adv.STANDARD, adv.ADVBN, adv.EQUAL, adv.RANDOM]
+        assert painter not in {net.key(at, 0) for one in judged for net in (*one.needs(), one)}
+    at = scale_of("laptop", "adv")  # trained for ADV-3 anyway
+    assert adv.PAINTER.key(at, 0) == adv.OTHERS["DenseNet-121 (small: VGG-11)"][0].key(at, 0)
+
+
+def test_painters_that_differ_in_anything_are_kept_apart(tmp_path):
+    def about(seed=0, **changes):
+        return adv.painter_about(Bench(replace(SMOKE, **changes), seed, tmp_path))
+
+    different = [about(), about(1), about(made=65), about(decoder_epochs=9), about(data="cifar10")]
+    assert len({json.dumps(one, sort_keys=True) for one in different}) == len(different)
 
 
 def test_a_network_is_trained_behind_what_it_starts_from_and_is_made_with():
