@@ -14,7 +14,7 @@ from trimtab.cli import main
 from trimtab.studies import ledger, page
 from trimtab.studies.claim import Claim
 from trimtab.studies.engines import Done, Unit
-from trimtab.studies.verdicts import Above
+from trimtab.studies.verdicts import Above, Needs
 from trimtab.train import Diverged
 from trimtab.types import BadInput
 
@@ -75,6 +75,16 @@ def test_over_images_each_ones_values_are_averaged_over_the_networks():
     assert [row["a"] for row in ledger.units(claim, found)] == [0.5, 0.0, 1.0]
     judged = ledger.Result(claim, "smoke", found).judgements[0]
     assert (judged.units, judged.mean) == (3, 0.5)
+
+
+def test_where_a_need_is_not_met_the_claim_is_inconclusive_and_says_why(tmp_path, monkeypatch):
+    result = run(invented(rows, needs=[Needs("b", 0.25)]), tmp_path, monkeypatch)
+    assert {one.verdict for one in result.judgements} == {"reproduced"}
+    assert result.verdict == "inconclusive"
+    assert result.note == "the setting is too weak to tell: b is 0.100, needed is 0.25"
+    assert run(invented(rows, needs=[Needs("b", 0.1)]), tmp_path, monkeypatch).verdict == "reproduced"
+    held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
+    assert held["needs"] == ["b at least 0.1"]
 
 
 def test_times_are_kept_apart(tmp_path):

@@ -15,6 +15,7 @@ from trimtab.studies.verdicts import (
     REPRODUCED,
     Above,
     Close,
+    Needs,
     interval,
     ordered,
     overall,
@@ -41,8 +42,18 @@ def test_a_directional_claim_is_confirmed_exactly_when_the_one_sided_test_of_two
         a, b = drawn.normal(0.02, 0.02, 5), np.zeros(5)
         p = stats.ttest_rel(a, b, alternative="greater").pvalue
         refuted = stats.ttest_1samp(a - b, 0.01, alternative="less").pvalue < 0.025
-        expected = REPRODUCED if p < 0.025 else REFUTED if refuted else INCONCLUSIVE
+        expected = REFUTED if refuted else REPRODUCED if p < 0.025 else INCONCLUSIVE
+        if refuted and p < 0.025:
+            expected = INCONCLUSIVE
         assert Above("a", "b", effect=0.01).judge(rows(a, b)).verdict == expected
+
+
+def test_an_effect_that_is_there_but_smaller_than_of_interest_decides_nothing():
+    judged = Above("a", "b", effect=0.05).judge(rows([0.51, 0.511, 0.512], [0.5] * 3))
+    assert (judged.verdict, judged.note) == (INCONCLUSIVE, "smaller than of interest")
+    assert judged.interval[0] > 0
+    judged = Above("a", "b", effect=0.01).judge(rows([0.51, 0.511, 0.512], [0.5] * 3))
+    assert (judged.verdict, judged.note) == (REPRODUCED, "")
 
 
 def test_closeness_is_two_one_sided_tests_of_five_percent():
@@ -98,9 +109,25 @@ def test_a_claim_is_as_strong_as_its_weakest_part():
     swapped = [{"a": row["a"], "b": row["c"], "c": row["b"]} for row in good]
     refuted = [test.judge(swapped) for test in tests]
     assert overall(refuted) == REFUTED
-    assert overall(refuted, exempt=True) == EXEMPT
     assert overall([*judged, Above("a", "b").judge(good[:1])]) == INCONCLUSIVE
-    assert overall(judged, exempt=True) == REPRODUCED
+
+
+def test_only_what_the_paper_exempts_is_outside_its_scope():
+    found = rows([0.5, 0.51, 0.5], [0.6, 0.6, 0.61])
+    expected, other = Above("a", "b", exempt="small sets").judge(found), Close("a", "b", 0.01).judge(found)
+    good = Above("b", "a").judge(found)
+    assert [one.verdict for one in (expected, other, good)] == [REFUTED, REFUTED, REPRODUCED]
+    assert overall([expected, good]) == EXEMPT
+    assert overall([expected, good], small=False) == REFUTED
+    assert overall([expected, other, good]) == REFUTED
+    assert overall([good]) == REPRODUCED
+
+
+def test_a_need_is_met_by_the_mean_over_units():
+    need = Needs("a", 0.25)
+    assert need.unmet(rows([0.2, 0.31], [0, 0])) == ""
+    assert need.unmet(rows([0.2, 0.29], [0, 0])) == "a is 0.245, needed is 0.25"
+    assert need.unmet(rows([0.9, math.nan], [0, 0]))
 
 
 def test_a_test_that_asks_for_what_was_not_measured_says_so():

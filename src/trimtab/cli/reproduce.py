@@ -88,7 +88,13 @@ class Reproduce:
         if self.json:
             show.as_json(
                 [
-                    {"id": one.claim.id, "verdict": one.verdict, "tests": one.judgements, "means": one.means}
+                    {
+                        "id": one.claim.id,
+                        "verdict": one.verdict,
+                        "note": one.note,
+                        "tests": one.judgements,
+                        "means": one.means,
+                    }
                     for one in results
                 ]
             )
@@ -97,7 +103,7 @@ class Reproduce:
             show.out.print(f"[bold]{one.claim.id}[/bold] {one.claim.sentence}")
             for judged in one.judgements:
                 show.out.print(f"  {judged.verdict:15} {judged.test}: {shown(judged)}", markup=False)
-            show.out.print(f"  [bold]{one.verdict}[/bold]")
+            show.out.print(f"  [bold]{one.verdict}[/bold]{', ' if one.note else ''}{one.note}")
         show.out.print(f"All rows are in {self.out / self.scale}, and a page: ledger.md", markup=False)
 
     def _list(self, claims: list[Claim]) -> int:

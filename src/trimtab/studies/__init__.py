@@ -9,13 +9,14 @@ mix adv apa ada lig   the claims, a file for each paper
 
 from trimtab.studies.claim import Claim, chosen, everything
 from trimtab.studies.scales import NAMES, Scale, scale_of
-from trimtab.studies.verdicts import Above, Close, ordered
+from trimtab.studies.verdicts import Above, Close, Needs, ordered
 
 __all__ = [
     "NAMES",
     "Above",
     "Claim",
     "Close",
+    "Needs",
     "Scale",
     "chosen",
     "everything",

@@ -58,7 +58,8 @@ def small(value: Any) -> Callable[[Scale], Any]:
     },
     tests=[
         Above("standard, mCE", "AdvBN, mCE"),
-        Above("share of corruptions with a lower error", 0.5, effect=0.1),
+        Above("tuned alike, no perturbation, mCE", "AdvBN, mCE"),
+        Above("share of corruptions with a lower error", 0.8, effect=0.0),
         Above("standard, clean error", "AdvBN, clean error", by=-0.01, effect=0.0),
     ],
     networks=[STANDARD, ADVBN, EQUAL, RANDOM], headline=True, minutes=4,
@@ -101,7 +102,9 @@ AUGMIX_EQUAL = Net("advbn-resnet50-paper", {**MIXED, "objective.steps": 0}, star
     },
     tests=[
         Above("AugMix, noise", "AugMix + AdvBN, noise"),
+        Above("AugMix, tuned alike, noise", "AugMix + AdvBN, noise"),
         Above("AugMix + AdvBN, motion and zoom blur", "AugMix, motion and zoom blur"),
+        Above("AugMix + AdvBN, motion and zoom blur", "AugMix, tuned alike, motion and zoom blur"),
     ],
     networks=[AUGMIX, AUGMIX_ADVBN, AUGMIX_EQUAL], minutes=3,
 )  # fmt: skip
@@ -147,7 +150,11 @@ OTHERS = {
         "DenseNet-121": "mCE 73.4 -> 70.4; Instagram, Sketch, Style up (with AutoAugment)",
         "EfficientNet-B0": "mCE 72.1 -> 68.7; Instagram, Sketch, Style up (with AutoAugment)",
     },
-    tests=[Above(f"{name}, standard, mCE", f"{name}, AdvBN, mCE") for name in OTHERS],
+    tests=[
+        Above(f"{name}, {other}, mCE", f"{name}, AdvBN, mCE")
+        for name in OTHERS
+        for other in ("standard", "tuned alike")
+    ],
     networks=[net for nets in OTHERS.values() for net in nets], minutes=5,
 )  # fmt: skip
 def other_architectures(bench: Bench) -> dict[str, float]:
@@ -256,13 +263,14 @@ def which_branch(bench: Bench) -> dict[str, float]:
         "AugMix + AdvBN": "8.6",
     },
     tests=[
-        Above("standard, reconstructed", "standard, AdvBN images", effect=0.05),
+        Above("standard, reconstructed", "standard, AdvBN images", by=0.1, effect=0.0),
         Above("AdvBN, AdvBN images", "standard, AdvBN images"),
     ],
     networks=[STANDARD, ADVBN, EQUAL, RANDOM, PAINTER], minutes=2,
 )  # fmt: skip
 def perturbed_images(bench: Bench) -> dict[str, float]:
-    """Batches of 32 in order. AdvBN is judged on its auxiliary branch, as there; main is beside it."""
+    """Far more: by more than 0.1. Batches of 32 in order. AdvBN is judged on its auxiliary branch, as there;
+    main is beside it."""
     sets = {"reconstructed": painted(bench, True), "AdvBN images": painted(bench, False)}
     rows: dict[str, float] = {}
     branches = {**SUBJECTS, "AdvBN": (ADVBN, AUX), "AdvBN, main branch": (ADVBN, MAIN)}

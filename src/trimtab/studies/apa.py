@@ -61,12 +61,14 @@ def accuracy(bench: Bench) -> dict[str, float]:
 
 @claim(
     "APA-2",
-    "APART-SAM (SAM's weight perturbation reusing the first pass's gradient) is best, then APART, then SAM",
+    "APART-SAM (SAM's weight perturbation reusing the first pass's gradient) is at least as good as APART, "
+    "and APART as SAM",
     figures={"APART-SAM": "80.07 (PreAct-ResNet-18, CIFAR-100)", "APART": "79.48", "SAM": "78.57"},
-    tests=ordered("APART-SAM", "APART", "SAM", effect=0.003),
+    tests=ordered("APART-SAM", "APART", "SAM", by=-0.003, effect=0.0),
     networks=[APART_SAM, APART, SAM, STANDARD_2X], minutes=0.4,
 )  # fmt: skip
 def with_sam(bench: Bench) -> dict[str, float]:
+    """At least as good: no more than 0.003 below."""
     nets = {"APART-SAM": APART_SAM, "APART": APART, "SAM": SAM, "standard, 2x": STANDARD_2X}
     return {name: bench.accuracy(bench.network(net)) for name, net in nets.items()}
 
@@ -144,7 +146,7 @@ def larger_data(bench: Bench) -> dict[str, float]:
     return rows
 
 
-RADII = {"smoke": (0.1, 0.4), "laptop": (0.05, 0.1, 0.4), "paper": (0.05, 0.1, 0.2, 0.4)}
+RADII = {"smoke": (0.05, 0.1, 0.4), "laptop": (0.05, 0.1, 0.4), "paper": (0.05, 0.1, 0.2, 0.4)}
 GROUPS = {"smoke": (1, 8), "laptop": (1, 8, 16), "paper": (1, 2, 8, 16, 32)}
 
 
@@ -158,7 +160,8 @@ def apart(eps: float, groups: int, few: bool = False) -> Net:
 
 @claim(
     "APA-5",
-    "In the ablation N matters most, eps has an optimum near 0.1 and 0.4 hurts, and n matters little",
+    "In the ablation fewer samples N cost accuracy (that N matters most is not tested), eps has an optimum "
+    "near 0.1 and 0.4 hurts, and n matters little",
     figures={
         "eps 0.05, 8 groups": "78.45", "eps 0.1, 8 groups": "78.80", "eps 0.2, 8 groups": "77.95",
         "eps 0.4, 8 groups": "71.86", "eps 0.1, 1 groups": "78.36", "eps 0.1, 2 groups": "78.54",
@@ -166,6 +169,7 @@ def apart(eps: float, groups: int, few: bool = False) -> Net:
     },
     tests=[
         Above("eps 0.1, 8 groups", "24 samples", effect=0.003),
+        Above("eps 0.1, 8 groups", "eps 0.05, 8 groups", by=-0.003, effect=0.0),
         Above("eps 0.1, 8 groups", "eps 0.4, 8 groups", effect=0.003),
         Close("eps 0.1, 1 groups", "eps 0.1, 8 groups", margin=0.01),
     ],
@@ -194,6 +198,7 @@ BATCH = {"smoke": 32, "laptop": 128, "paper": 128}
     figures={"all": "figure 1: only curves are printed"},
     tests=[
         Close("uniform, eps 0.1, 1 groups", "no shift, 1 groups", margin=0.02),
+        Close("random signs, eps 0.1, 1 groups", "no shift, 1 groups", margin=0.05),
         Above("random signs, eps 0.1, 1 groups", "sign step, eps 0.1, 1 groups", effect=0.02),
         Above("no shift, 1 groups", "sign step, eps 0.1, 1 groups", effect=0.02),
         Above("no shift, 1 groups", "random signs, eps 0.4, 1 groups", effect=0.02),

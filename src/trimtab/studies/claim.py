@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trimtab.studies.verdicts import Test
+from trimtab.studies.verdicts import Needs, Test
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Claim:
     """One of those that come first, with more seeds."""
     unit: str = "seed"
     """What an interval is over: "seed", or "image" where training is not what varies."""
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    """By scale: why the paper itself expects nothing there."""
+    needs: Sequence[Needs] = ()
+    """What must hold for the tests to tell anything."""
     minutes: float = 1.0
     """A guess of what measuring costs per seed at laptop scale, beyond the networks."""
     version: int = 1

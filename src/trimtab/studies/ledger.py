@@ -52,9 +52,23 @@ class Result:
         return [test.judge(rows) for test in self.claim.tests] if rows else []
 
     @property
+    def unmet(self) -> list[str]:
+        """What the claim needs of its setting and does not find."""
+        rows = units(self.claim, self.rows)
+        return [words for words in (need.unmet(rows) for need in self.claim.needs) if words] if rows else []
+
+    @property
     def verdict(self) -> str:
-        exempt = self.scale in self.claim.exempt
-        return verdicts.overall(self.judgements, exempt) if self.rows else "not run yet"
+        if not self.rows:
+            return "not run yet"
+        if self.unmet:
+            return verdicts.INCONCLUSIVE
+        return verdicts.overall(self.judgements, small=self.scale != "paper")
+
+    @property
+    def note(self) -> str:
+        """Why nothing follows from the tests, where that is so."""
+        return f"{verdicts.TOO_WEAK}: {'; '.join(self.unmet)}" if self.unmet else ""
 
     @property
     def means(self) -> dict[str, float]:
@@ -142,9 +156,10 @@ def write(result: Result, out: Path) -> None:
         "claim": claim.sentence,
         "scale": result.scale,
         "verdict": result.verdict,
+        "note": result.note,
+        "needs": [str(need) for need in claim.needs],
         "tests": [{name: _finite(value) for name, value in asdict(one).items()} for one in result.judgements],
         "unit": claim.unit,
-        "exempt": claim.exempt.get(result.scale),
         "paper": dict(claim.figures),
         "means": {name: _finite(value) for name, value in result.means.items()},
         "rows": {str(seed): _closed(result.rows[seed]) for seed in result.seeds},

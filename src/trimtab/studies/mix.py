@@ -5,7 +5,7 @@ scale affords (2000 in the paper), last iterate. Mixed training is on every imag
 adversarial.
 
 The paper itself expects mixed training with BN to be robust on small sets such as CIFAR-10 (section 4.2):
-where a claim rests on its failure, a refutation at a small scale is outside the paper's scope.
+where a test rests on its failure, a refutation at a small scale is outside the paper's scope.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
 from trimtab.studies.conditions import CraftedOn
 from trimtab.studies.nets import Net
-from trimtab.studies.verdicts import Above, Close
+from trimtab.studies.verdicts import Above, Close, Needs
 
 EPS = Linf("16/255")
 SMALL = "section 4.2 excepts small sets, CIFAR-10 by name: mixed training with BN is robust there, too"
-EXEMPT = {"smoke": SMALL, "laptop": SMALL}
+LEARNT = Needs("adv only, robust", 0.15)
+"""Without an attack that a network survives more often than by chance (0.1), closeness says nothing."""
 
 CLEAN = Net("mix-adversarial-paper", {"objective": {"kind": "standard", "label_smoothing": 0.1}})
 ADV = Net("mix-adversarial-paper")
@@ -88,8 +89,11 @@ def mixed(percent: int) -> Net:
         "100 % clean": "20.9", "80 % clean": "20.3", "60 % clean": "15.3", "40 % clean": "29.1",
         "20 % clean": "32.1", "0 % clean": "39.2",
     },
-    tests=[Above("0 % clean", "100 % clean"), Above("0 % clean", "fewest clean but none", effect=0.005)],
-    networks=lambda s: [mixed(k) for k in SHARES[s.name]], exempt=EXEMPT, minutes=3,
+    tests=[
+        Above("0 % clean", "100 % clean", exempt=SMALL),
+        Above("0 % clean", "fewest clean but none", effect=0.005, exempt=SMALL),
+    ],
+    networks=lambda s: [mixed(k) for k in SHARES[s.name]], minutes=3,
 )  # fmt: skip
 def fewer_clean_images(bench: Bench) -> dict[str, float]:
     shares = SHARES[bench.scale.name]
@@ -108,9 +112,9 @@ def fewer_clean_images(bench: Bench) -> dict[str, float]:
     },
     tests=[
         Close("adv only, falls late by", 0.0, margin=0.03),
-        Above("mixed, falls late by", "adv only, falls late by"),
+        Above("mixed, falls late by", "adv only, falls late by", exempt=SMALL),
     ],
-    networks=[ADV, MIXED, MBN], exempt=EXEMPT, minutes=2,
+    networks=[ADV, MIXED, MBN], needs=[LEARNT], minutes=2,
 )  # fmt: skip
 def curves(bench: Bench) -> dict[str, float]:
     rows: dict[str, float] = {}
@@ -121,6 +125,7 @@ def curves(bench: Bench) -> dict[str, float]:
         columns = bench.columns(model, judge(bench), state, n=bench.scale.attacked)
         at = {mark: float(columns[f"after {mark}"].double().mean()) for mark in marks}
         rows |= {f"{name}, PGD-{mark}": accuracy for mark, accuracy in at.items()}
+        rows[f"{name}, robust"] = at[marks[-1]]
         rows[f"{name}, falls late by"] = at[marks[(len(marks) - 1) // 2]] - at[marks[-1]]
         rows[f"{name}, FGSM"] = bench.accuracy(model, FGSM(EPS), state=state)
     return rows
@@ -131,7 +136,7 @@ def curves(bench: Bench) -> dict[str, float]:
     "Adversarial logit pairing helps the mixed training only a little",
     figures={"mixed, robust": "20.9", "mixed + ALP, robust": "23.0", "adv only, robust": "39.2"},
     tests=[Close("mixed + ALP, robust", "mixed, robust", margin=0.05)],
-    networks=[MIXED, ALP, ADV], minutes=2,
+    networks=[MIXED, ALP, ADV], needs=[LEARNT], minutes=2,
 )  # fmt: skip
 def logit_pairing(bench: Bench) -> dict[str, float]:
     nets = {"mixed + ALP": ALP, "mixed": MIXED, "adv only": ADV}
@@ -150,9 +155,9 @@ def logit_pairing(bench: Bench) -> dict[str, float]:
     tests=[
         Close("MBN adv, robust", "adv only, robust", margin=0.03),
         Close("MBN clean, clean", "clean only, clean", margin=0.03),
-        Above("MBN adv, robust", "mixed, robust"),
+        Above("MBN adv, robust", "mixed, robust", exempt=SMALL),
     ],
-    networks=[ADV, MIXED, MBN, AFFINE, STATISTICS, CLEAN], headline=True, exempt=EXEMPT, minutes=7,
+    networks=[ADV, MIXED, MBN, AFFINE, STATISTICS, CLEAN], headline=True, needs=[LEARNT], minutes=7,
 )  # fmt: skip
 def mixture_restores(bench: Bench) -> dict[str, float]:
     rows = {
@@ -195,12 +200,13 @@ def mixture_restores(bench: Bench) -> dict[str, float]:
         Close("MBN + ALP adv, robust", "MBN adv, robust", margin=0.05),
         Close("MBN + ALP clean, clean", "clean only, clean", margin=0.05),
     ],
-    networks=[MBN, MBN_ALP, CLEAN], minutes=2,
+    networks=[MBN, MBN_ALP, CLEAN, ADV], needs=[LEARNT], minutes=2,
 )  # fmt: skip
 def mixture_with_pairing(bench: Bench) -> dict[str, float]:
     return {
         "MBN + ALP adv, robust": robust(bench, MBN_ALP, Branch("adv")),
         "MBN adv, robust": robust(bench, MBN, Branch("adv")),
+        "adv only, robust": robust(bench, ADV),
         "MBN + ALP clean, clean": clean(bench, MBN_ALP, Branch("main")),
         "clean only, clean": clean(bench, CLEAN),
         "MBN clean, clean": clean(bench, MBN, Branch("main")),
@@ -246,9 +252,9 @@ def branch_statistics(bench: Bench) -> dict[str, float]:
     },
     tests=[
         Close("GN mixed, robust", "GN adv only, robust", margin=0.05),
-        Above("GN mixed, robust", "mixed, robust"),
+        Above("GN mixed, robust", "mixed, robust", exempt=SMALL),
     ],
-    networks=[GN_MIXED, GN_ADV, MIXED, ADV], exempt=EXEMPT, minutes=3,
+    networks=[GN_MIXED, GN_ADV, MIXED, ADV], needs=[LEARNT, Needs("GN adv only, robust", 0.15)], minutes=3,
 )  # fmt: skip
 def group_norm(bench: Bench) -> dict[str, float]:
     nets = {"GN mixed": GN_MIXED, "GN adv only": GN_ADV, "mixed": MIXED, "adv only": ADV}
@@ -319,11 +325,16 @@ def running_statistics(bench: Bench) -> dict[str, float]:
     return rows
 
 
-A_FEW = {"epochs": lambda s: 5 if s.name == "paper" else None}
-TO_CLEAN = Net("mix-bn-finetune-paper", start=ADV)
-TO_ADV = Net(
-    "mix-adversarial-paper", {"norm.only": True, "schedule": {"kind": "cosine"}, **A_FEW}, start=CLEAN
-)
+ALIKE = {
+    "optimiser": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+    "schedule": {"kind": "cosine"},
+    "epochs": lambda s: 5 if s.name == "paper" else None,
+    "batch_size": lambda s: 1024 if s.name == "paper" else None,
+}
+"""The few epochs of the shipped BN fine-tuning, in either direction."""
+TO_CLEAN = Net("mix-bn-finetune-paper", ALIKE, start=ADV)
+TO_ADV = Net("mix-adversarial-paper", {**ALIKE, "norm.only": True}, start=CLEAN)
+ALL_TO_ADV = Net("mix-adversarial-paper", ALIKE, start=CLEAN)
 
 
 @claim(
@@ -334,15 +345,17 @@ TO_ADV = Net(
         "adv only, clean": "62.3", "BNs tuned to clean, clean": "73", "BNs tuned to adversarial, robust": "0",
     },
     tests=[
-        Above("BNs tuned to clean, clean", "adv only, clean", effect=0.02),
+        Above("BNs tuned to clean, clean", "adv only, clean", by=0.05, effect=0.0),
         Close("BNs tuned to adversarial, robust", 0.0, margin=0.05),
     ],
-    networks=[ADV, CLEAN, TO_CLEAN, TO_ADV], minutes=2,
+    networks=[ADV, CLEAN, TO_CLEAN, TO_ADV, ALL_TO_ADV],
+    needs=[Needs("all weights tuned to adversarial, robust", 0.15)], minutes=2.5,
 )  # fmt: skip
 def tuned_norms(bench: Bench) -> dict[str, float]:
+    """A lot: more than 0.05. That the tuning is long enough shows where all weights are tuned as long."""
     nets = {
-        "BNs tuned to clean": TO_CLEAN, "adv only": ADV,
-        "BNs tuned to adversarial": TO_ADV, "clean only": CLEAN,
+        "BNs tuned to clean": TO_CLEAN, "adv only": ADV, "BNs tuned to adversarial": TO_ADV,
+        "clean only": CLEAN, "all weights tuned to adversarial": ALL_TO_ADV,
     }  # fmt: skip
     rows = {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
     return rows | {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
@@ -361,12 +374,15 @@ DEEP_CLEAN = Net(
     figures={"adv only, robust": "42.2 43.8 44.6 46.2 46.7 for ResNet-152, 200, 338, 518, 638"},
     tests=[
         Above("adv only, gain from depth", 0.0),
-        Above("adv only, gain from depth", "clean only, gain from depth"),
+        Above("adv only, gain from depth", "clean only, gain from depth", by=0.01, effect=0.0),
     ],
     networks=[ADV_RUNNING, DEEP_ADV, CLEAN, DEEP_CLEAN], minutes=3,
 )  # fmt: skip
 def depth(bench: Bench) -> dict[str, float]:
-    """Robust accuracy of adversarial training (running policy), clean accuracy of clean training."""
+    """Robust accuracy of adversarial training (running policy), clean accuracy of clean training.
+
+    Far more: by more than 0.01, as ResNet-152 to ResNet-200 gave 0.016 of robust accuracy there.
+    """
     rows = {
         "adv only, robust": robust(bench, ADV_RUNNING), "adv only, deeper, robust": robust(bench, DEEP_ADV),
         "clean only, clean": clean(bench, CLEAN), "clean only, deeper, clean": clean(bench, DEEP_CLEAN),
@@ -383,9 +399,9 @@ def depth(bench: Bench) -> dict[str, float]:
     tests=[
         Above("adv only, robust", "adv only, weak attack, robust"),
         Above("MBN adv, robust", "MBN adv, weak attack, robust"),
-        Above("mixed, lost with the weak attack", "adv only, lost with the weak attack"),
+        Above("mixed, lost with the weak attack", "adv only, lost with the weak attack", exempt=SMALL),
     ],
-    networks=[ADV, ADV_WEAK, MBN, MBN_WEAK, MIXED, MIXED_WEAK], exempt=EXEMPT, minutes=4,
+    networks=[ADV, ADV_WEAK, MBN, MBN_WEAK, MIXED, MIXED_WEAK], minutes=4,
 )  # fmt: skip
 def training_attack(bench: Bench) -> dict[str, float]:
     subjects = {
@@ -423,7 +439,8 @@ def batched(scale: str, size: int) -> Net:
         Close("largest batch", "middle batch", margin=0.03),
         Above("middle batch", "mean of smallest and largest", effect=0.005),
     ],
-    networks=lambda s: [batched(s.name, size) for size in BATCHES[s.name]], minutes=2.5,
+    networks=lambda s: [batched(s.name, size) for size in BATCHES[s.name]],
+    needs=[Needs("middle batch", 0.15)], minutes=2.5,
 )  # fmt: skip
 def batch_size(bench: Bench) -> dict[str, float]:
     sizes = BATCHES[bench.scale.name]
@@ -463,17 +480,17 @@ ALP_DEPTH = Net("mix-mixed-paper", {**PAIRING, **SHALLOWER})
     "depth hardly matter",
     figures={"ALP, weak attack, robust": "3.3 (PGD-10)", "ALP, robust": "23.0 (PGD-30)"},
     tests=[
-        Above("ALP, robust", "ALP, weak attack, robust", effect=0.02),
+        Above("ALP, robust", "ALP, weak attack, robust", effect=0.02, exempt=SMALL),
         Close("ALP, other optimiser and decay, robust", "ALP, robust", margin=0.05),
         Close("ALP, other start, robust", "ALP, robust", margin=0.05),
         Close("ALP, other depth, robust", "ALP, robust", margin=0.05),
     ],
-    networks=[ALP, ALP_WEAK, ALP_RMSPROP, ALP_START, ALP_DEPTH], exempt=EXEMPT, minutes=4,
+    networks=[ALP, ALP_WEAK, ALP_RMSPROP, ALP_START, ALP_DEPTH, ADV], needs=[LEARNT], minutes=4,
 )  # fmt: skip
 def pairing_explained(bench: Bench) -> dict[str, float]:
     nets = {
         "ALP": ALP, "ALP, weak attack": ALP_WEAK, "ALP, other optimiser and decay": ALP_RMSPROP,
-        "ALP, other start": ALP_START, "ALP, other depth": ALP_DEPTH,
+        "ALP, other start": ALP_START, "ALP, other depth": ALP_DEPTH, "adv only": ADV,
     }  # fmt: skip
     return {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
 
@@ -484,7 +501,7 @@ def pairing_explained(bench: Bench) -> dict[str, float]:
     "robust",
     figures={"all": "section 4.2, no numbers"},
     tests=[Close("mixed, eps 8, robust", "adv only, eps 8, robust", margin=0.05)],
-    networks=[ADV_8, MIXED_8, ADV, MIXED], minutes=3,
+    networks=[ADV_8, MIXED_8, ADV, MIXED], needs=[Needs("adv only, eps 8, robust", 0.15)], minutes=3,
 )  # fmt: skip
 def exceptions(bench: Bench) -> dict[str, float]:
     eight = Linf("8/255")

@@ -21,9 +21,10 @@ from trimtab.train.runs import write_text
 HEAD = """A claim is tested by rules that were written before anything ran. *Reproduced*: the 95 % interval of
 every contrast lies beyond 0 in the claimed direction (for "close": two one-sided tests of 5 %, within the
 margin). *Not reproduced*: an interval lies wholly on the other side of the smallest effect of interest.
-*Inconclusive*: neither. *Outside the paper's scope*: refuted in a setting that the paper itself excepts. Only
-the direction is judged; the paper's figures are of its own, larger setting. Intervals are over training
-seeds, or over images where training is not what varies."""
+*Inconclusive*: neither, or the setting lacks what the claim needs. *Outside the paper's scope*: all tests
+that were refuted are of the kind from which the paper itself excepts small settings. Only the direction is
+judged; the paper's figures are of its own, larger setting. Intervals are over training seeds, or over images
+where training is not what varies."""
 
 
 def publish(scale: str, out: Path, work: Path) -> list[Result]:
@@ -39,6 +40,7 @@ def _publish(scale: str, out: Path) -> list[Result]:
             "id": one.claim.id,
             "claim": one.claim.sentence,
             "verdict": one.verdict,
+            "note": one.note,
             "seeds": len(one.rows),
             "unit": one.claim.unit,
             "tests": [f"{judged.test}: {shown(judged)}" for judged in one.judgements],
@@ -84,11 +86,16 @@ def _section(one: Result) -> list[str]:
             *lines,
             f"The paper: {paper}. Command: `trimtab reproduce {one.claim.id} --scale {one.scale}`",
         ]
-    if one.scale in one.claim.exempt:
-        lines += [f"The paper's own exception: {one.claim.exempt[one.scale]}.", ""]
+    if one.note:
+        lines += [f"{one.note[0].upper()}{one.note[1:]}.", ""]
+    exceptions = dict.fromkeys(test.exempt for test in one.claim.tests if test.exempt)
+    if exceptions and one.scale != "paper":
+        lines += [f"The paper's own exception, for tests marked *: {'; '.join(exceptions)}.", ""]
     lines += ["| test | contrast and interval | verdict |", "|---|---|---|"]
     for judged in one.judgements:
-        lines.append(f"| {_cell(judged.test)} | {shown(judged)} | {judged.verdict} |")
+        marked = " *" if judged.exempt else ""
+        word = f"{judged.verdict}: {judged.note}" if judged.note else judged.verdict
+        lines.append(f"| {_cell(judged.test)}{marked} | {shown(judged)} | {word} |")
     lines += ["", "| measured | here | the paper |", "|---|---|---|"]
     named = {**dict.fromkeys(one.claim.figures), **dict.fromkeys(one.means)}
     for name in named:
