@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trimtab.cli.options import Json, Model, Seed, Split, speaks
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card
 
 
 @dataclass(frozen=True)
@@ -77,25 +82,33 @@ class Adapt:
 
             print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
             return 0
-        for size, card in cards.items():
-            columns = list(dict.fromkeys(row.state for row in card.rows))
-            by = {(row.condition, row.state): row for row in card.rows}
-            rows = [
-                [
-                    condition,
-                    *(show.accuracy(by[condition, s].accuracy, by[condition, s].interval) for s in columns),
-                ]
-                for condition in dict.fromkeys(row.condition for row in card.rows)
-            ]
-            show.table(
-                f"{self.model} on {card.data}, batches of {size}",
-                ["images", *columns],
-                rows,
-                right=range(1, 9),
-            )
+        show.table(
+            f"{self.model} on {images.name}: accuracy with a 95 % interval",
+            ["images", "statistics", "batch", "right"],
+            _lines(cards),
+            right=[2, 3],
+        )
         if self.save is not None:
             show.out.print(f"The frozen model is in {self.save}.", markup=False)
         return 0
+
+
+def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
+    """One line per kind of images, statistics and batch; running statistics do not depend on the batch."""
+    from trimtab.cli import show
+
+    lines = {}
+    for size, card in cards.items():
+        for place, row in enumerate(card.rows):
+            own = row.state == "running"
+            at = (row.condition, "" if own else f"{size:9}", place)
+            shown = show.accuracy(row.accuracy, row.interval)
+            short = row.state.removeprefix("adapted per batch (").removesuffix(")")
+            lines[at] = [row.condition, short, "" if own else str(size), shown]
+    order = list(dict.fromkeys(condition for condition, _, _ in lines))
+    chosen = sorted(lines, key=lambda at: (order.index(at[0]), at[1], at[2]))
+    rows = [lines[at] for at in chosen]
+    return [["" if k and rows[k - 1][0] == row[0] else row[0], *row[1:]] for k, row in enumerate(rows)]
 
 
 def _corrupted(text: str):  # type: ignore[no-untyped-def]  # the type is imported when the command runs
