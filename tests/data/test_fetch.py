@@ -141,6 +141,13 @@ def test_a_complete_part_file_only_needs_its_checksum(server: Server, tmp_path: 
     assert got.read_bytes() == server.content
 
 
+def test_an_archive_that_changed_after_its_download_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    server.content = os.urandom(5000)
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(server.content[:-1] + b"?")
+    got = Url(server.address, hashlib.md5(server.content).hexdigest()).get(tmp_path, silent)
+    assert got.read_bytes() == server.content
+
+
 def test_a_killed_fetch_goes_on_where_it_was(published_here: Server, tmp_path: Path) -> None:
     """A process is killed with SIGKILL in the middle of the download; another one finishes its work."""
     published_here.pause = 0.02

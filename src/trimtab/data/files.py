@@ -7,12 +7,13 @@ deviation and a digest as JSON. Nothing in it can run code, and whoever reads sa
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -51,8 +52,8 @@ def save(images: ImageSet, path: str | Path) -> None:
         "classes": images.classes,
         "mean": images.spec.mean,
         "std": images.spec.std,
-        "digest": images.digest,
     }
+    about["seal"] = _seal(images.digest, about)
     with placed(Path(path)) as part:
         # One entry: safetensors writes several in an order that changes from process to process.
         save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
@@ -75,9 +76,15 @@ def read(path: str | Path) -> ImageSet:
         raise
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError):
         raise BadInput(f"{path} is not an image set that trimtab wrote: it is {kind_of(path)}") from None
-    if images.digest != about.get("digest", images.digest):
+    held = {key: about[key] for key in ("name", "classes", "mean", "std")}
+    if "seal" in about and about["seal"] != _seal(images.digest, held):
         raise BadInput(f"{path} is damaged: its images are not those that were saved; fetch or save it again")
     return images
+
+
+def _seal(digest: str, about: Mapping[str, object]) -> str:
+    """A hash over the images and what is said about them: by it damage is noticed."""
+    return hashlib.sha256(f"{digest} {json.dumps(about, sort_keys=True)}".encode()).hexdigest()
 
 
 @contextmanager

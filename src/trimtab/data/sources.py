@@ -48,7 +48,7 @@ class Url:
     def get(self, folder: Path, progress: Progress) -> Path:
         """The file in `folder`, downloaded or continued if it is not there."""
         whole, part = folder / self.filename, folder / f"{self.filename}.part"
-        if whole.exists():
+        if whole.exists() and _md5(whole) == self.md5:  # it may have lain there since a call that was killed
             return whole
         for _ in range(ATTEMPTS):
             if self._continue(part, progress):
