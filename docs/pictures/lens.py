@@ -1,4 +1,4 @@
-"""Pictures and tables of the lens guide, from two trained CIFAR-10 networks: AdvBN images, gradients, spectra.
+"""Pictures and tables of the lens guide, from trained CIFAR-10 networks: AdvBN images, gradients, spectra.
 
     python docs/pictures/lens.py --standard MODEL --robust MODEL [--other MODEL]
 
