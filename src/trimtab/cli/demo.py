@@ -103,25 +103,23 @@ class Demo:
         attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, score="any"))]
         disturbed = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3)]
         if name == MAIN:  # only what shows that this branch stayed what it was
-            card = self._measure(name, model, images, [Clean(), *attacked], Running(), examine=False)
+            card = self._measure(name, model, images, [Clean(), *attacked], Running())
         else:
-            card = self._measure(name, model, images, [*disturbed, *attacked], Running(), not self.quick)
+            card = self._measure(name, model, images, [*disturbed, *attacked], Running())
             adapted = self._measure(name, model, images, disturbed, PerBatch(1.0))
             card = replace(card, rows=card.rows + adapted.rows, flags=card.flags + adapted.flags)
         if not self.json:
             show.scorecard(card)
         return card
 
-    def _measure(
-        self, name: str, model: Any, images: Any, suite: Any, state: Any, examine: bool = True
-    ) -> Card:
+    def _measure(self, name: str, model: Any, images: Any, suite: Any, state: Any) -> Card:
         from trimtab import evaluate
         from trimtab.cli.evaluate import run_with_progress
 
         limit = min(self.limit, 48) if self.quick else self.limit
         return run_with_progress(
-            evaluate, model, images, suite=suite, states=[state], limit=limit, name=name, examine=examine,
-            store=self.out / "store.sqlite", command="trimtab demo", keep_images=True,
+            evaluate, model, images, suite=suite, states=[state], limit=limit, name=name,
+            store=self.out / "store.sqlite", command="trimtab demo", keep_images=True, examine=not self.quick,
         )  # fmt: skip
 
     def _certify(self, model: Any, images: Any) -> dict[str, Row]:
