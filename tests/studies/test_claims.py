@@ -11,7 +11,7 @@ import pytest
 from trimtab import studies
 from trimtab.cli import main
 from trimtab.data.corruptions import CORRUPTIONS
-from trimtab.studies import ada, adv, apa, engines, lig, mix
+from trimtab.studies import ada, adv, apa, engines, ledger, lig, mix
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import Claim
 from trimtab.studies.engines import Unit
@@ -156,6 +156,7 @@ def test_reproduce_all_at_smoke_scale_runs_every_study_end_to_end(tmp_path, monk
     for id, one in shown.items():
         held = json.loads((tmp_path / "results" / "smoke" / f"{id}.json").read_text())
         assert len(held["rows"]) == 2
+        assert ledger.read(studies.everything()[id], "smoke", tmp_path / "results").seeds == [0, 1]
         assert len(one["tests"]) == len(studies.everything()[id].tests)
         assert all(math.isfinite(value) for value in one["means"].values() if value is not None)
     page = (tmp_path / "results" / "smoke" / "ledger.md").read_text()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trimtab import studies
+from trimtab.attacks import PGD, Linf
 from trimtab.cli import main
+from trimtab.evaluate import Attacked
 from trimtab.studies import ledger, page
 from trimtab.studies.claim import Claim
 from trimtab.studies.engines import Done, Unit
+from trimtab.studies.nets import Net
 from trimtab.studies.verdicts import Above, Needs
 from trimtab.train import Diverged
 from trimtab.types import BadInput
@@ -102,7 +106,7 @@ def test_damaged_results_are_told_in_one_sentence(tmp_path):
 
 
 def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
-    results = page.publish("laptop", tmp_path, tmp_path / "work")
+    results = page.publish("laptop", tmp_path)
     text = (tmp_path / "laptop" / "ledger.md").read_text()
     assert all(f"## {one.claim.id}\n" in text for one in results)
     assert "Not run yet" in text
@@ -155,19 +159,122 @@ def test_words_choose_claims():
     assert replace(known["MIX-4"]).paper == "mix"
 
 
-def test_a_training_that_breaks_is_told_and_the_other_claims_go_on(tmp_path, monkeypatch, capsys):
-    def broken(bench):
-        raise Diverged("training broke in step 3")
-
-    claims = {"MIX-1": replace(invented(broken), id="MIX-1"), "MIX-4": invented(rows)}
+def ledger_of(claims, monkeypatch, tmp_path):
     for place in ("engines", "page", "claim"):
         monkeypatch.setattr(f"trimtab.studies.{place}.everything", lambda: claims)
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "all", "--scale", "smoke"]) == 1
-    heard = capsys.readouterr()
-    assert "broke in step 3" in heard.err
-    held = json.loads((tmp_path / "results" / "smoke" / "ledger.json").read_text())
-    assert [one["verdict"] for one in held] == ["not run yet", "reproduced"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (Diverged("training broke in step 3"), "training broke in step 3"),
+        (ZeroDivisionError("by nothing"), "ZeroDivisionError in test_ledger.py, line"),
+    ],
+)
+def test_a_seed_that_breaks_is_kept_with_the_reason_and_the_others_go_on(
+    tmp_path, monkeypatch, capsys, problem, told
+):
+    def broken(bench):
+        if bench.seed == 1:
+            raise problem
+        return rows(bench)
+
+    claims = {"MIX-1": replace(invented(broken), id="MIX-1"), "MIX-4": invented(rows)}
+    ledger_of(claims, monkeypatch, tmp_path)
+    assert main(["reproduce", "all", "--scale", "smoke", "--seeds", "3"]) == 1
+    assert told in capsys.readouterr().err
+    place = tmp_path / "results" / "smoke"
+    held = json.loads((place / "ledger.json").read_text())
+    assert [one["verdict"] for one in held] == ["inconclusive", "reproduced"]
+    assert (held[0]["seeds"], held[0]["failed"]) == ([0, 2], [1])
+    kept = json.loads((place / "MIX-1.json").read_text())
+    assert told in kept["failed"]["1"]
+    assert kept["command"] == "trimtab reproduce MIX-1 --scale smoke --seeds 3"
+    assert "Seed 1 failed" in (place / "ledger.md").read_text()
+    # Tried again, and mended, it is judged.
+    claims["MIX-1"] = replace(invented(rows), id="MIX-1")
+    assert main(["reproduce", "MIX-1", "--scale", "smoke", "--seeds", "3"]) == 0
+    kept = json.loads((place / "MIX-1.json").read_text())
+    assert (kept["failed"], kept["verdict"]) == ({}, "reproduced")
+
+
+def test_a_network_that_breaks_is_tried_once_and_ends_only_what_rests_on_it(tmp_path, monkeypatch):
+    tried = []
+
+    def trained(bench, net, place):
+        tried.append(net)
+        raise Diverged("training broke in step 3")
+
+    monkeypatch.setattr("trimtab.studies.bench.Bench._train", trained)
+    net = Net("mix-adversarial-paper")
+    claims = {
+        "MIX-1": replace(invented(rows), id="MIX-1", networks=[net]),
+        "MIX-2": replace(invented(rows), id="MIX-2", networks=[Net("mix-bn-finetune-paper", start=net)]),
+        "MIX-4": invented(rows),
+    }
+    ledger_of(claims, monkeypatch, tmp_path)
+    results = ledger.run(list(claims.values()), "smoke", tmp_path, tmp_path / "work", seeds=1)
+    assert [bool(one.failed) for one in results] == [True, True, False]
+    assert len(tried) == 1
+
+
+def test_input_that_is_missing_is_no_result(tmp_path, monkeypatch, capsys):
+    def refuses(bench):
+        raise BadInput("the data are not there")
+
+    ledger_of({"MIX-4": invented(refuses)}, monkeypatch, tmp_path)
+    assert main(["reproduce", "MIX-4", "--scale", "smoke"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "results" / "smoke" / "MIX-4.json").exists()
+
+
+def test_runs_side_by_side_add_up_in_one_file(tmp_path, monkeypatch):
+    claim = invented(rows)
+    first, second = (ledger.read(claim, "smoke", tmp_path) for _ in range(2))
+    first.rows[0] = rows(SimpleNamespace(seed=0))
+    second.rows[1] = rows(SimpleNamespace(seed=1))
+    second.failed[2] = "broke"
+    ledger.write(first, tmp_path)
+    ledger.write(second, tmp_path)
+    assert ledger.read(claim, "smoke", tmp_path).seeds == second.seeds == [0, 1]
+    first.rows[2] = rows(SimpleNamespace(seed=2))  # what failed there has worked here
+    ledger.write(first, tmp_path)
+    held = ledger.read(claim, "smoke", tmp_path)
+    assert (held.seeds, held.failed) == ([0, 1, 2], {})
+
+
+def test_a_file_that_would_not_change_is_not_written(tmp_path, monkeypatch):
+    run(invented(rows), tmp_path, monkeypatch)
+    monkeypatch.setattr("trimtab.studies.ledger.write_text", None)
+    run(invented(rows), tmp_path, monkeypatch)
+
+
+def test_rows_that_a_new_test_does_not_find_must_be_run_again(tmp_path, monkeypatch):
+    run(invented(rows), tmp_path, monkeypatch)
+    asks = replace(invented(lambda bench: {**rows(bench), "c": 0.0}), tests=(Above("a", "c"),))
+    assert ledger.read(asks, "smoke", tmp_path / "out").verdict == "must be run again"
+    ledger_of({"MIX-4": asks}, monkeypatch, tmp_path)
+    page.publish("smoke", tmp_path / "out")
+    assert "Must be run again" in (tmp_path / "out" / "smoke" / "ledger.md").read_text()
+    assert run(asks, tmp_path, monkeypatch).verdict == "reproduced"
+
+
+def test_numbers_of_an_older_attack_or_of_other_tables_must_be_run_again(tmp_path, monkeypatch):
+    def measured(bench):
+        bench.uses(Attacked(PGD(Linf("8/255"))))
+        return rows(bench)
+
+    claim = invented(measured)
+    run(claim, tmp_path, monkeypatch)
+    held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
+    assert held["methods"] == {"Attacked": 1, "PGD": 1}
+    assert ledger.read(claim, "smoke", tmp_path / "out").verdict == "reproduced"
+    with monkeypatch.context() as patched:
+        patched.setattr(PGD, "version", 2)
+        assert ledger.read(claim, "smoke", tmp_path / "out").verdict == "must be run again"
+    other = replace(claim, tables=lambda scale: (1, 2))
+    assert ledger.read(other, "smoke", tmp_path / "out").verdict == "must be run again"
 
 
 def test_runs_side_by_side_lose_none_of_each_others_times(tmp_path):

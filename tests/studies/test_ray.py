@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 
 import pytest
 
 from trimtab import studies
-from trimtab.studies import ledger
+from trimtab.studies import ledger, mix
+from trimtab.studies.scales import scale_of
 from trimtab.types import BadInput
 
 HERE = importlib.util.find_spec("ray") is not None
@@ -23,7 +25,23 @@ def test_ray_gives_the_bytes_that_a_local_run_gives(tmp_path):
         first, second = (tmp_path / engine / "smoke" / f"{claim.id}.json" for engine in ("local", "ray"))
         assert first.read_bytes() == second.read_bytes()
     trained = [len(ledger.times(tmp_path / engine, "smoke")["networks"]) for engine in ("local", "ray")]
-    assert trained == [8, 8]
+    assert trained == [10, 10]
+
+
+@pytest.mark.skipif(not HERE, reason="Ray is not installed")
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_on_ray_what_breaks_ends_only_what_rests_on_it(tmp_path):
+    # A file lies where the folder of one network should be: MIX-15 rests on it, MIX-6 does not.
+    at = scale_of("smoke", "mix")
+    place = tmp_path / "work" / "networks" / mix.ADV_8.key(at, 0)
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way")
+    claims = studies.chosen(["MIX-15", "MIX-6"])
+    results = ledger.run(claims, "smoke", tmp_path, tmp_path / "work", seeds=1, engine="ray", threads=1)
+    assert [(one.seeds, list(one.failed)) for one in results] == [([], [0]), ([0], [])]
+    held = json.loads((tmp_path / "smoke" / "MIX-15.json").read_text())
+    assert held["verdict"] == "inconclusive"
+    assert held["failed"]["0"]
 
 
 @pytest.mark.skipif(HERE, reason="Ray is installed")

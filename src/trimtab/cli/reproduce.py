@@ -54,7 +54,7 @@ class Reproduce:
             return self._list(claims)
         problems: dict[str, str] = {}
         results = self._measured(ledger, claims, problems)
-        page.publish(self.scale, self.out, self.work)
+        page.publish(self.scale, self.out)
         self._show(results)
         for at, problem in problems.items():
             show.err.print(f"{at} could not be measured: {problem}", markup=False)

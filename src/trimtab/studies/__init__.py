@@ -2,7 +2,8 @@
 
 verdicts   the rules, fixed beforehand                claim     a claim as one definition
 scales     smoke, laptop, paper                       nets      networks and sets that studies share
-bench      what a study may ask for                   engines   units of work, here or on Ray
+bench      what a study may ask for                   methods   versions of what measured
+conditions, corruption   what several studies measure   engines   units of work, here or on Ray
 ledger     results on disk, judged                    page      the ledger to read
 mix adv apa ada lig   the claims, a file for each paper
 """

@@ -45,9 +45,12 @@ NETWORKS = {"Adv_inf": ADV_INF, "Adv_2": ADV_2, "Baseline": BASELINE, "Rand": RA
 ROBUST = {"Adv_inf": ADV_INF, "Adv_2": ADV_2}
 
 
+SIGMA = {"smoke": 0.25, "laptop": 0.25, "paper": 0.5}
+
+
 def noisy(bench: Bench) -> float:
     """The noise that claims are tested at."""
-    return {"smoke": 0.25, "laptop": 0.25, "paper": 0.5}[bench.scale.name]
+    return SIGMA[bench.scale.name]
 
 
 @claim(
@@ -66,7 +69,7 @@ def noisy(bench: Bench) -> float:
         Above("Adv_inf, gain on clean images", -0.05, effect=0.0),
         Above("Adv_2, gain on clean images", -0.05, effect=0.0),
     ],
-    networks=list(NETWORKS.values()), headline=True, minutes=2,
+    networks=list(NETWORKS.values()), headline=True, minutes=2, tables=lambda s: SIGMA[s.name],
 )  # fmt: skip
 def adaptation_restores(bench: Bench) -> dict[str, float]:
     """Far more: by more than 0.05. Little: less than 0.05."""
@@ -119,6 +122,7 @@ FACTORS = (0.0, 0.5, 1.0, 2.0, 3.0)
         Above("Adv_inf, adapted, r = sigma", "Baseline, adapted, r = sigma", effect=0.02),
     ],
     networks=list(NETWORKS.values()), headline=True, minutes=18,
+    tables=lambda s: [SIGMA[s.name], FACTORS],
 )  # fmt: skip
 def certificates(bench: Bench) -> dict[str, float]:
     """Adapted on noisy training images, which is sound; on noisy test images, as in the paper, beside it."""
@@ -173,8 +177,8 @@ def envelope(bench: Bench) -> dict[str, float]:
     return rows
 
 
-def budget(bench: Bench, name: str) -> Budget:
-    if bench.scale.name == "paper":
+def budget(scale: Scale, name: str) -> Budget:
+    if scale.name == "paper":
         return attacks.Linf("4/255") if name == "Adv_inf" else attacks.L2(3.0)
     return attacks.Linf("8/255") if name == "Adv_inf" else attacks.L2(0.5)
 
@@ -186,13 +190,14 @@ def attacked(bench: Bench, name: str, condition: Condition, adapted: bool = True
 
 
 def pgd(bench: Bench, name: str) -> PGD:
-    return PGD(budget(bench, name), steps=bench.scale.long_steps)
+    return PGD(budget(bench.scale, name), steps=bench.scale.long_steps)
 
 
 def beside(bench: Bench, model: nn.Module) -> dict[str, float]:
     """An attacker who owns a twentieth of the batch: what the others, untouched, have left."""
     size = bench.scale.batch
     crowd = CoBatch(images=max(1, size // 20), steps=bench.scale.long_steps, step_size="8/255")
+    bench.uses(crowd)
     x, y, ids = next(iter(bench.images("test", size).batches(size)))
     own, adapted = len(x) - crowd.images, adapt.per_batch(model)
     with attacks.guard(adapted), torch.no_grad():
@@ -212,6 +217,7 @@ def beside(bench: Bench, model: nn.Module) -> dict[str, float]:
         Above("Adv_2, adapted, EoT", "Adv_2, static, PGD", by=-0.02, effect=0.0),
     ],
     networks=list(ROBUST.values()), headline=True, minutes=7,
+    tables=lambda s: [budget(s, name) for name in ROBUST],
 )  # fmt: skip
 def adaptive_attacks(bench: Bench) -> dict[str, float]:
     """Not lost: no more than 0.02 below the static network. The rows beyond it ask a better attacker."""
@@ -238,6 +244,7 @@ def adaptive_attacks(bench: Bench) -> dict[str, float]:
     figures={"Adv_inf": "41.5, 41.4, 41.1 for m = 1, 5, 10", "Adv_2": "37.7, 37.0, 37.0"},
     tests=[Close(f"{name}, m = {m}", f"{name}, m = 10", margin=0.02) for name in ROBUST for m in (1, 5)],
     networks=list(ROBUST.values()), needs=[Needs(f"{name}, m = 10", 0.15) for name in ROBUST], minutes=6,
+    tables=lambda s: [budget(s, name) for name in ROBUST],
 )  # fmt: skip
 def number_of_models(bench: Bench) -> dict[str, float]:
     return {
@@ -327,7 +334,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
         Close("rho 0.7", "rho 1", margin=0.03),
         Above("rho 1", "best rho below 1", by=-0.005, effect=0.0),
     ],
-    networks=[ADV_2], minutes=0.5,
+    networks=[ADV_2], minutes=0.5, tables=lambda s: [SIGMA[s.name], SHARES],
 )  # fmt: skip
 def blending(bench: Bench) -> dict[str, float]:
     """Best at 1: no more than 0.005 below the best of the others, which is picked after the fact."""
@@ -349,7 +356,7 @@ SIZES = {"smoke": (8, 16), "laptop": (8, 16, 32, 64, 128, 256), "paper": (8, 16,
         Above("largest batch", "batch of 8", effect=0.01),
         Close("batch of 64", "largest batch", margin=0.05),
     ],
-    networks=[ADV_2], minutes=0.5,
+    networks=[ADV_2], minutes=0.5, tables=lambda s: [SIGMA[s.name], SIZES[s.name]],
 )  # fmt: skip
 def batch_sizes(bench: Bench) -> dict[str, float]:
     model, shown, n = bench.network(ADV_2), Noise(noisy(bench)), bench.scale.test
@@ -369,7 +376,7 @@ def batch_sizes(bench: Bench) -> dict[str, float]:
         Above("high frequencies under noise, static", "high frequencies, clean"),
         Above("high frequencies, clean", "high frequencies under fog, static"),
     ],
-    networks=[ADV_INF], minutes=0.3,
+    networks=[ADV_INF], minutes=0.3, tables=lambda s: SIGMA[s.name],
 )  # fmt: skip
 def gradients(bench: Bench) -> dict[str, float]:
     """Alignment: the cosine with the gradient at the clean image; high: energy above half the highest."""
@@ -383,6 +390,7 @@ def gradients(bench: Bench) -> dict[str, float]:
 
     rows = {"high frequencies, clean": high(at_clean)}
     shown = {"noise": Noise(noisy(bench)), "fog": Corrupted("fog", 5), "contrast": Corrupted("contrast", 5)}
+    bench.uses(*shown.values())
     for name, condition in shown.items():
         x = condition.shown(batch, bench.seed)
         for way, model in ways.items():

@@ -211,6 +211,7 @@ def painter(bench: Bench) -> construct.Autoencoder:
 def painted(bench: Bench, identical: bool) -> Images:
     """Test images through encoder and decoder, statistics in between as they are or where they hurt."""
     method = construct.AdvBNImages(painter(bench), identical=identical)
+    bench.uses(method)
     kind = "reconstructed" if identical else "advbn"
     about = {"painter": painter_about(bench), "images": bench.scale.attacked, "version": method.version}
     place = bench.folder / "sets" / f"{kind}-{digest(about)[:16]}.npz"

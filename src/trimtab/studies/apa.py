@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trimtab import measure, train
+from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
 from trimtab.norm import copied
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
@@ -205,10 +206,12 @@ BATCH = {"smoke": 32, "laptop": 128, "paper": 128}
         Above("lost to the sign step, most groups", "lost to the sign step, 1 groups"),
     ],
     networks=[STANDARD], headline=True, minutes=3,
+    tables=lambda s: [ATTACK_RADII[s.name], ATTACK_GROUPS[s.name], BATCH[s.name]],
 )  # fmt: skip
 def statistics_attacks(bench: Bench) -> dict[str, float]:
     """Accuracy over training images, batch statistics; delta is found on the first batch and then holds."""
     words = {"random uniform": "uniform", "random signs": "random signs", "sign step (APART)": "sign step"}
+    bench.uses(RandomUniform(0.1), RandomSign(0.1), SignStep(0.1))
     model, size = bench.network(STANDARD), BATCH[bench.scale.name]
     images = bench.images("train", bench.scale.test)
     batches = [batch for batch in images.batches(size) if len(batch.y) == size]
@@ -238,6 +241,7 @@ def statistics_attacks(bench: Bench) -> dict[str, float]:
 def tolerance(bench: Bench) -> dict[str, float]:
     """Lost: averaged over the radii 0.1, 0.2 and 0.4 and over three draws of v; running statistics."""
     nets = {"APART": APART, "standard": STANDARD, "standard, 2x": STANDARD_2X, **CONTROLS}
+    bench.uses(Scaled(0.1, "mean"))
     batches = list(bench.images(n=bench.scale.attacked).batches(250))
     rows: dict[str, float] = {}
     for name, net in nets.items():

@@ -26,6 +26,7 @@ from trimtab.evaluate.conditions import Columns, as_condition
 from trimtab.evaluate.engine import Cell, Subject, measure
 from trimtab.evaluate.keys import digest
 from trimtab.models.files import WEIGHTS
+from trimtab.studies.methods import used
 from trimtab.studies.nets import Made, Net
 from trimtab.studies.scales import Scale
 from trimtab.train.watch import Callback, Event
@@ -43,6 +44,8 @@ class Bench:
     allowed: Sequence[Net] | None = None
     """The networks that the claim declared; None allows any."""
     tell: Tell | None = None
+    methods: dict[str, int] = field(default_factory=dict)
+    """The versions of the attacks, conditions and constructions that were used."""
     _held: dict[str, nn.Module] = field(default_factory=dict)
     _sets: dict[tuple[str, str], Images] = field(default_factory=dict)
 
@@ -114,6 +117,7 @@ class Bench:
         place.parent.mkdir(parents=True, exist_ok=True)
         with only_one(place.with_suffix(".lock")):
             method = construct.construction(made.kind, steps=steps)
+            self.uses(method)
             tell = None
             if self.tell is not None:
                 say = self.tell
@@ -123,6 +127,11 @@ class Bench:
 
             construct.build(method, source, images, place, seed=self.seed, progress=tell)
         return data.load(f"npz:{place}", "train")
+
+    def uses(self, *methods: Any) -> None:
+        """Note what is used without the bench's help."""
+        for method in methods:
+            self.methods |= used(method)
 
     # ---- measurements ------------------------------------------------------------------------------
 
@@ -141,6 +150,7 @@ class Bench:
         subject = Subject(model, images, Store(self.folder / "store.sqlite"), chunk=chunk)
         count = min(n or len(images), len(images))
         asked = as_condition(condition) if condition is not None else Clean()
+        self.uses(asked, state or Running())
         return measure(Cell(subject, asked, state or Running(), self.seed, count))
 
     def correct(self, model: nn.Module, condition: Condition | Any = None, **how: Any) -> torch.Tensor:

@@ -43,6 +43,8 @@ class Claim:
     """What an interval is over: "seed", or "image" where training is not what varies."""
     needs: Sequence[Needs] = ()
     """What must hold for the tests to tell anything."""
+    tables: Callable[[Scale], Any] | None = None
+    """What else its numbers depend on: amounts of its own, which neither scale nor networks show."""
     minutes: float = 1.0
     """A guess of what measuring costs per seed at laptop scale, beyond the networks."""
     version: int = 1

@@ -3,14 +3,16 @@
 Two functions do all the work, `train_network` and `measure_claim`. They take plain values and return plain
 values, so the same grid runs anywhere; only the driver writes results. Networks come first, each once: two
 claims that share one never train it at the same time. A worker that is lost has its unit repeated by Ray, and
-the unit goes on from what its predecessor left in the shared folder.
+the unit goes on from what its predecessor left in the shared folder. What breaks ends only the units that
+rest on it.
 """
 
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,11 @@ class Done:
     network: str = ""
     """Its key."""
     problem: str = ""
-    """What a training broke on; the other claims go on."""
+    """What it broke on; the other claims go on."""
+    refused: bool = False
+    """Whether that was the input: no fault of the study's."""
+    methods: Mapping[str, int] = field(default_factory=dict)
+    """The versions of what measured the rows."""
 
 
 def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
@@ -53,23 +59,36 @@ def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
 
 def train_network(unit: Unit, key: str, tell: Tell | None = None) -> Done:
     """Train the network of that key, unless it is there."""
-    claim, bench, began = *_at(unit, tell), time.perf_counter()
+    began = time.perf_counter()
     try:
+        claim, bench = _at(unit, tell)
         bench.network(nets_of(claim, unit)[key])
-    except Diverged as broken:
-        return Done(unit, None, time.perf_counter() - began, key, str(broken))
+    except Exception as problem:
+        return failed(unit, problem, time.perf_counter() - began, key)
     return Done(unit, None, time.perf_counter() - began, key)
 
 
 def measure_claim(unit: Unit, tell: Tell | None = None) -> Done:
     """The rows of a claim at one seed."""
-    claim, bench, began = *_at(unit, tell), time.perf_counter()
-    bench.allowed = claim.nets(bench.scale)
+    began = time.perf_counter()
     try:
+        claim, bench = _at(unit, tell)
+        bench.allowed = claim.nets(bench.scale)
         rows = dict(claim.measure(bench))
-    except Diverged as broken:
-        return Done(unit, None, time.perf_counter() - began, problem=str(broken))
-    return Done(unit, rows, time.perf_counter() - began)
+    except Exception as problem:
+        return failed(unit, problem, time.perf_counter() - began)
+    return Done(unit, rows, time.perf_counter() - began, methods=dict(bench.methods))
+
+
+def failed(unit: Unit, problem: BaseException, seconds: float = 0.0, network: str = "") -> Done:
+    """What went wrong, in a sentence; of a fault that nobody foresaw also where."""
+    words = str(problem)
+    if not isinstance(problem, Diverged | BadInput):
+        frames = traceback.extract_tb(problem.__traceback__)
+        where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+        words = f"{type(problem).__name__}{where}: {' '.join(words.split())}"
+    refused = isinstance(problem, BadInput) and not isinstance(problem, Diverged)
+    return Done(unit, None, seconds, network, words, refused)
 
 
 def _at(unit: Unit, tell: Tell | None) -> tuple[Claim, Bench]:
@@ -94,13 +113,31 @@ def missing(unit: Unit, skip: set[str]) -> Iterator[str]:
         skip.add(key)
 
 
+Broken = dict[str, Done]
+"""By the key of a network: how its training ended."""
+
+
+def resting(unit: Unit, broken: Broken, key: str | None = None) -> Done | None:
+    """The failure of a unit, or of one of its networks, that rests on a network that broke."""
+    nets, scale = nets_of(everything()[unit.id], unit), scale_of(unit.scale, everything()[unit.id].paper)
+    below = nets if key is None else {one.key(scale, unit.seed): one for one in nets[key].needs()}
+    for one in below:
+        if one in broken:
+            return replace(broken[one], unit=unit, seconds=0.0, network=key or "")
+    return None
+
+
 def local(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
     """One after the other, in this process: a unit's networks, then its measurement."""
     seen: set[str] = set()
+    broken: Broken = {}
     for unit in units:
         for key in missing(unit, seen):
-            yield train_network(unit, key, tell)
-        yield measure_claim(unit, tell)
+            done = resting(unit, broken, key) or train_network(unit, key, tell)
+            if done.problem:
+                broken[key] = done
+            yield done
+        yield resting(unit, broken) or measure_claim(unit, tell)
 
 
 def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
@@ -115,6 +152,7 @@ def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
     remote = cluster.remote(max_retries=3, num_cpus=1)
     train, measure = remote(train_network), remote(measure_claim)
     seen: set[str] = set()
+    broken: Broken = {}
     waves: dict[int, list[tuple[Unit, str]]] = {}
     for unit in units:
         nets = nets_of(everything()[unit.id], unit)
@@ -122,24 +160,33 @@ def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
             waves.setdefault(sum(1 for _ in nets[key].needs()), []).append((unit, key))
     try:
         for depth in sorted(waves):
-            yield from _gathered(cluster, [train.remote(unit, key) for unit, key in waves[depth]])
-        yield from _gathered(cluster, [measure.remote(unit) for unit in units])
+            for done in _gathered(
+                cluster, train, [(*one, resting(one[0], broken, one[1])) for one in waves[depth]]
+            ):
+                if done.problem:
+                    broken[done.network] = done
+                yield done
+        yield from _gathered(cluster, measure, [(unit, "", resting(unit, broken)) for unit in units])
     finally:
         if ours:
             cluster.shutdown()
 
 
-def _gathered(cluster: Any, tasks: list[Any]) -> Iterator[Done]:
-    """Results as they come; what was wrong with the input is told as such."""
-    waiting = list(tasks)
+def _gathered(cluster: Any, task: Any, asked: Sequence[tuple[Unit, str, Done | None]]) -> Iterator[Done]:
+    """Results as they come, of what does not rest on something broken."""
+    waiting = {}
+    for unit, key, known in asked:
+        if known is not None:
+            yield known
+        else:
+            waiting[task.remote(unit, key) if key else task.remote(unit)] = unit, key
     while waiting:
-        ready, waiting = cluster.wait(waiting)
-        try:
-            yield cluster.get(ready[0])
-        except cluster.exceptions.RayTaskError as problem:
-            if isinstance(problem.cause, BadInput):
-                raise problem.cause from None
-            raise
+        for ready in cluster.wait(list(waiting))[0]:
+            unit, key = waiting.pop(ready)
+            try:
+                yield cluster.get(ready)
+            except cluster.exceptions.RayError as problem:  # a worker was lost too often, say
+                yield failed(unit, problem, network=key)
 
 
 ENGINES: dict[str, Callable[[Sequence[Unit], Tell | None], Iterator[Done]]] = {"local": local, "ray": ray}

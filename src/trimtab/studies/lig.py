@@ -213,11 +213,13 @@ def transfer(bench: Bench) -> dict[str, float]:
     """Targets are of the other family, so that no source reads its own features."""
     sources = {"BN": BN, "none": NONE, "adversarially trained": ADV_BN}
     targets = {"VGG BN": standard("bn", "vgg"), "VGG none": standard("none", "vgg")}
+    features = construct.Relabelled(steps=bench.scale.label_steps)
+    bench.uses(features)
     found = construct.transfer(
         {name: bench.network(net) for name, net in sources.items()},
         {name: bench.network(net) for name, net in targets.items()},
         bench.images("test", bench.scale.attacked),
-        construct.Relabelled(steps=bench.scale.label_steps),
+        features,
         seed=bench.seed,
     )
     rows = {f"from {row['source']} to {row['target']}": float(row["accuracy"]) for row in found}

@@ -321,6 +321,7 @@ def group_norm(bench: Bench) -> dict[str, float]:
 def batch_against_running(bench: Bench) -> dict[str, float]:
     """Over batches as in training, adversarial and augmented; clean training beside it as a control."""
     attack = ADV.at(bench.scale, bench.seed).objective.attack  # type: ignore[attr-defined]
+    bench.uses(attack)
     model = bench.network(ADV)
     batches = training_batches(bench, ADV, 16)
     twins = [attack(model, x, y, seed=bench.seed, ids=ids) for x, y, ids in batches]

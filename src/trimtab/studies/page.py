@@ -27,9 +27,10 @@ judged; the paper's figures are of its own, larger setting. Intervals are over t
 where training is not what varies."""
 
 
-def publish(scale: str, out: Path, work: Path) -> list[Result]:
+def publish(scale: str, out: Path) -> list[Result]:
     """Write the ledger of a scale from what its result files hold."""
-    with ledger.shared_files(work):
+    scale_of(scale, "mix")  # a scale that there is
+    with ledger.shared_files(out, scale):
         return _publish(scale, out)
 
 
@@ -41,20 +42,27 @@ def _publish(scale: str, out: Path) -> list[Result]:
             "claim": one.claim.sentence,
             "verdict": one.verdict,
             "note": one.note,
-            "seeds": len(one.rows),
+            "seeds": one.seeds,
+            "failed": sorted(one.failed),
             "unit": one.claim.unit,
             "tests": [f"{judged.test}: {shown(judged)}" for judged in one.judgements],
-            "command": one.command if one.rows else f"trimtab reproduce {one.claim.id} --scale {scale}",
+            "command": one.command,
         }
         for one in results
     ]
-    write_text(out / scale / "ledger.json", json.dumps(about, indent=1) + "\n")
-    write_text(out / scale / "ledger.md", page(scale, results, ledger.times(out, scale)))
+    texts = {
+        "ledger.json": json.dumps(about, indent=1) + "\n",
+        "ledger.md": page(scale, results, ledger.times(out, scale)),
+    }
+    for name, text in texts.items():
+        place = out / scale / name
+        if not place.exists() or place.read_text() != text:
+            write_text(place, text)
     return results
 
 
 def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str, float]]) -> str:
-    ran = [one for one in results if one.rows]
+    ran = [one for one in results if one.rows or one.failed]
     lines = [f"# The claims of the five papers, at scale {scale}", "", HEAD, ""]
     counts = {word: sum(one.verdict == word for one in ran) for word in VERDICTS}
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
@@ -68,7 +76,8 @@ def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str,
     for one in results:
         minutes = f"{sum(times.get(one.claim.id, {}).values()) / 60:.1f}" if one.rows else ""
         link = f"[{one.claim.id}](#{one.claim.id.lower()})"
-        cells = (link, one.claim.sentence, one.verdict, str(len(one.rows) or ""), minutes)
+        seeds = f"{len(one.rows) or ''}" + (f", {len(one.failed)} failed" if one.failed else "")
+        cells = (link, one.claim.sentence, one.verdict, seeds, minutes)
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     for one in results:
         lines += ["", *_section(one)]
@@ -80,14 +89,11 @@ VERDICTS = (REPRODUCED, REFUTED, INCONCLUSIVE, EXEMPT)
 
 def _section(one: Result) -> list[str]:
     lines = [f"## {one.claim.id}", "", f"{one.claim.sentence}. **{one.verdict.capitalize()}.**", ""]
-    if not one.rows:
-        paper = "; ".join(f"{name}: {figure}" for name, figure in one.claim.figures.items())
-        return [
-            *lines,
-            f"The paper: {paper}. Command: `trimtab reproduce {one.claim.id} --scale {one.scale}`",
-        ]
     if one.note:
         lines += [f"{one.note[0].upper()}{one.note[1:]}.", ""]
+    if not one.rows:
+        paper = "; ".join(f"{name}: {figure}" for name, figure in one.claim.figures.items())
+        return [*lines, f"The paper: {paper}. Command: `{one.command}`"]
     exceptions = dict.fromkeys(test.exempt for test in one.claim.tests if test.exempt)
     if exceptions and one.scale != "paper":
         lines += [f"The paper's own exception, for tests marked *: {'; '.join(exceptions)}.", ""]
@@ -101,8 +107,8 @@ def _section(one: Result) -> list[str]:
     for name in named:
         ours = f"{one.means[name]:.3f}" if name in one.means else ""
         lines.append(f"| {_cell(name)} | {ours} | {_cell(one.claim.figures.get(name, ''))} |")
-    unit = f"{len(one.rows)} seeds" + (", intervals over images" if one.claim.unit == "image" else "")
-    return [*lines, "", f"{unit.capitalize()}. Command: `{one.command}`"]
+    unit = ", intervals over images" if one.claim.unit == "image" else ""
+    return [*lines, "", f"Seeds {', '.join(map(str, one.seeds))}{unit}. Command: `{one.command}`"]
 
 
 def shown(judged: Judgement) -> str:

@@ -136,6 +136,10 @@ class Needs:
     def __str__(self) -> str:
         return f"{self.name} at least {self.least:g}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def unmet(self, rows: Sequence[Row]) -> str:
         """What is missing, in words; nothing if it is met."""
         found = fmean(_value(row, self.name) for row in rows)
