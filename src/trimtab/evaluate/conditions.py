@@ -117,6 +117,7 @@ class Corrupted(Condition):
     frost_textures: str | None = None
     """The folder of the official pictures of ice; ice is grown without it, and the name says which."""
     kind: ClassVar[str] = "corruption"
+    version: ClassVar[int] = 2
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
         textures = self.frost_textures

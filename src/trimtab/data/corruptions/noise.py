@@ -57,7 +57,9 @@ def _poisson_tables(photons: int) -> tuple[Tensor, Tensor]:
     share *= columns
     # Every round closes, in all 256 rows at once, one column that has less than its share: a rich column
     # fills it up. A rich column that thereby turns poor is the next to be closed.
-    level, order = np.arange(256), share.argsort(1)
+    # Rounded and stably sorted, so that the last digits of another processor do not make other tables.
+    share = share.round(12)
+    level, order = np.arange(256), share.argsort(1, kind="stable")
     next_poor, next_rich = np.ones(256, int), np.full(256, columns - 2)
     poor, rich = order[:, 0], order[:, -1]
     keep, alias = np.ones_like(share), np.zeros_like(share)
