@@ -143,6 +143,9 @@ def _in_a_process(
         return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json(), ""
     except BadInput as problem:
         return "", str(problem)
+    finally:
+        # A process that ends while the group's threads still run may be aborted.
+        torch.distributed.destroy_process_group()
 
 
 def _relay(news: Any, progress: Tell | None) -> None:

@@ -92,11 +92,12 @@ class Result:
 
     @property
     def means(self) -> dict[str, float]:
-        """Every row, averaged over seeds (and images)."""
+        """Every row, averaged over seeds (and images); one that is no number somewhere has no mean."""
         named = dict.fromkeys(name for row in self.rows.values() for name in row)
-        return {
+        found = {
             name: fmean(_flat([row[name] for row in self.rows.values() if name in row])) for name in named
         }
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     @property
     def command(self) -> str:
