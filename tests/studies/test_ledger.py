@@ -115,6 +115,18 @@ def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
     assert {one["verdict"] for one in listed} == {"not run yet"}
 
 
+def test_the_page_says_how_much_was_measured_and_where_that_is_less_than_planned(tmp_path):
+    page.publish("laptop", tmp_path)
+    text = (tmp_path / "laptop" / "ledger.md").read_text()
+    assert "| training images | 5,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
+    less = next(line for line in text.splitlines() if line.startswith("Less than was planned"))
+    assert "MIX training images: 5,000 instead of 10,000" in less
+    assert "ADA draws of noise for a certificate: 2,000 instead of 10,000" in less
+    assert "images with certificates" not in less  # as many as planned
+    page.publish("smoke", tmp_path)
+    assert "Less than was planned" not in (tmp_path / "smoke" / "ledger.md").read_text()
+
+
 def test_a_budget_counts_a_shared_network_once():
     claims = studies.chosen(["MIX-4"])
     once, twice = page.plan(claims, "laptop"), page.plan([*claims, *claims], "laptop")

@@ -72,7 +72,7 @@ class Autoencoder(nn.Module):
         doublings = round(math.log2(spec.size[0] / z.shape[2]))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            decoder = Decoder(z.shape[1], spec.channels, doublings)
+            decoder = Decoder(z.shape[1], spec.channels, doublings).to(like.device, like.dtype)
         return cls(front, decoder, rectified=bool((z >= 0).all()))
 
     def encode(self, x: Tensor) -> Tensor:
@@ -99,12 +99,14 @@ def train_decoder(
     optimiser = torch.optim.Adam(auto.decoder.parameters(), lr)
     loader = Loader(images, batch_size, seed=seed, drop_last=True)
     auto.decoder.train()
+    like = next(auto.decoder.parameters())
     error = 0.0
     for epoch in range(epochs):
         total = 0.0
         for batch in loader.at(epoch):
-            painted = auto.decode(auto.encode(batch.x), batch.x.shape[2:])
-            loss = F.mse_loss(painted, batch.x)
+            x = batch.x.to(like.device, like.dtype)
+            painted = auto.decode(auto.encode(x), x.shape[2:])
+            loss = F.mse_loss(painted, x)
             rough = painted.diff(dim=2).abs().sum() + painted.diff(dim=3).abs().sum()
             optimiser.zero_grad()
             (loss + variation * rough).backward()

@@ -82,13 +82,16 @@ def build(
     with readable_errors(parts):
         parts.mkdir(parents=True, exist_ok=True)
     made = []
+    like = next(model.parameters(), torch.empty(0))  # batches go where, and as wide as, the model is
     for start in range(0, len(images), CHUNK):
         path = parts / f"{start:08d}.safetensors"
         if not _is_whole(path):
             batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
-            x, y = method(model, batch._replace(ids=torch.arange(start, start + len(batch.y))), images, seed)
+            ids = torch.arange(start, start + len(batch.y))
+            there = Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), ids)
+            x, y = method(model, there, images, seed)
             with placed(path) as part:
-                made_here = {"x": x.contiguous(), "y": y}
+                made_here = {"x": x.float().cpu().contiguous(), "y": y.cpu()}
                 save_file(made_here, part, metadata={"digest": digest(made_here)})
         made.append(path)
         if progress is not None:

@@ -53,7 +53,7 @@ class FeatureMatch:
         """Images with the features of `batch`, started from other images of the set, and their labels."""
         check_images(batch.x, batch.y)
         order = draws.permutation(len(images), seed, _PARTNER)
-        start = images.take(order[batch.ids % len(images)]).x
+        start = images.take(order[batch.ids % len(images)]).x.to(batch.x)
         with guard(model):
             made = match(model, batch.x, start, self.steps, self.step, self.eps)
             if self.label == "reference":

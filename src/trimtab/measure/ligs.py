@@ -115,13 +115,15 @@ def usefulness(
         model = event.model
         right = stands = n = 0
         similarity = Average()
+        like = next(model.parameters(), torch.empty(0))
         for batch in images.batches(batch_size):
+            x, y = batch.x.to(like.device, like.dtype), batch.y.to(like.device)
             with guard(model), torch.no_grad():
-                right += int((model(batch.x).argmax(1) == batch.y).sum())
-            similarity += Average.of(ligs(model, batch.x, batch.y, seed=seed, ids=batch.ids))
+                right += int((model(x).argmax(1) == y).sum())
+            similarity += Average.of(ligs(model, x, y, seed=seed, ids=batch.ids))
             if attack is not None:
-                stands += int((~attack.outcome(model, batch.x, batch.y, seed, batch.ids).broken).sum())
-            n += len(batch.y)
+                stands += int((~attack.outcome(model, x, y, seed, batch.ids).broken).sum())
+            n += len(y)
         found = {"usefulness": right / n, "ligs": similarity.mean}
         return found if attack is None else found | {"robust usefulness": stands / n}
 

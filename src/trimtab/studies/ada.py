@@ -10,9 +10,7 @@ from the static network, and the worst case per image over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +24,10 @@ from trimtab.studies import corruption
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
 from trimtab.studies.conditions import Transferred, worst
-from trimtab.studies.nets import Net
+from trimtab.studies.nets import Net, small
 from trimtab.studies.scales import Scale
 from trimtab.studies.verdicts import Above, Close, Needs
 from trimtab.types import Budget
-
-
-def small(value: Any) -> Callable[[Scale], Any]:
-    """A value for the small scales; the paper's recipe keeps its own."""
-    return lambda scale: None if scale.name == "paper" else value
-
 
 BASELINE = Net("lig-resnet50-paper", given="torchvision:resnet50+IMAGENET1K_V1")
 ADV_INF = Net("ada-adv-linf-paper", {"objective.attack.budget": small({"linf": "8/255"})})
@@ -43,14 +35,6 @@ ADV_2 = Net("ada-adv-l2-paper", {"objective.attack.budget": small({"l2": 0.5})})
 RAND = Net("ada-rand-paper", {"objective.sigma": small(0.25)})
 NETWORKS = {"Adv_inf": ADV_INF, "Adv_2": ADV_2, "Baseline": BASELINE, "Rand": RAND}
 ROBUST = {"Adv_inf": ADV_INF, "Adv_2": ADV_2}
-
-
-SIGMA = {"smoke": 0.25, "laptop": 0.25, "paper": 0.5}
-
-
-def noisy(bench: Bench) -> float:
-    """The noise that claims are tested at."""
-    return SIGMA[bench.scale.name]
 
 
 @claim(
@@ -69,19 +53,19 @@ def noisy(bench: Bench) -> float:
         Above("Adv_inf, gain on clean images", -0.05, effect=0.0),
         Above("Adv_2, gain on clean images", -0.05, effect=0.0),
     ],
-    networks=list(NETWORKS.values()), headline=True, minutes=2, tables=lambda s: SIGMA[s.name],
+    networks=list(NETWORKS.values()), headline=True, minutes=2,
 )  # fmt: skip
 def adaptation_restores(bench: Bench) -> dict[str, float]:
     """Far more: by more than 0.05. Little: less than 0.05."""
     rows: dict[str, float] = {}
     for name, net in NETWORKS.items():
         model = bench.network(net)
-        for sigma in sorted({0.0, noisy(bench), *bench.scale.sigmas}):
+        for sigma in sorted({0.0, bench.scale.noise, *bench.scale.sigmas}):
             shown = Noise(sigma) if sigma else Clean()
             static, adapted = bench.accuracy(model, shown), bench.accuracy(model, shown, state=PerBatch())
             rows[f"{name}, sigma {sigma:g}, static"] = static
             rows[f"{name}, sigma {sigma:g}, adapted"] = adapted
-            if sigma in (0.0, noisy(bench)):
+            if sigma in (0.0, bench.scale.noise):
                 rows[f"{name}, gain {'under noise' if sigma else 'on clean images'}"] = adapted - static
     return rows
 
@@ -89,7 +73,7 @@ def adaptation_restores(bench: Bench) -> dict[str, float]:
 def smoothed(bench: Bench, model: nn.Module, sigma: float, on: str | None) -> dict[str, Tensor]:
     """Certificates of the first test images; statistics frozen on noisy images of a split, or as trained."""
     if on is not None:
-        first = next(iter(bench.images(on, bench.scale.batch).batches(bench.scale.batch)))
+        first = next(bench.batches(bench.images(on, bench.scale.batch), bench.scale.batch))
         model = adapt.frozen_under_noise(model, first.x, sigma, bench.seed, first.ids, what=f"{on} images")
     condition = Certified(sigma, n=bench.scale.draws)
     return bench.columns(model, condition, n=bench.scale.certified)
@@ -122,11 +106,11 @@ FACTORS = (0.0, 0.5, 1.0, 2.0, 3.0)
         Above("Adv_inf, adapted, r = sigma", "Baseline, adapted, r = sigma", effect=0.02),
     ],
     networks=list(NETWORKS.values()), headline=True, minutes=18,
-    tables=lambda s: [SIGMA[s.name], FACTORS],
+    tables=lambda s: FACTORS,
 )  # fmt: skip
 def certificates(bench: Bench) -> dict[str, float]:
     """Adapted on noisy training images, which is sound; on noisy test images, as in the paper, beside it."""
-    sigma = noisy(bench)
+    sigma = bench.scale.noise
     rows: dict[str, float] = {}
     ways = {"adapted": "train", "static": None}
     for name, net in NETWORKS.items():
@@ -198,7 +182,7 @@ def beside(bench: Bench, model: nn.Module) -> dict[str, float]:
     size = bench.scale.batch
     crowd = CoBatch(images=max(1, size // 20), steps=bench.scale.long_steps, step_size="8/255")
     bench.uses(crowd)
-    x, y, ids = next(iter(bench.images("test", size).batches(size)))
+    x, y, ids = next(bench.batches(bench.images("test", size), size))
     own, adapted = len(x) - crowd.images, adapt.per_batch(model)
     with attacks.guard(adapted), torch.no_grad():
         before = float((adapted(x)[:own].argmax(1) == y[:own]).double().mean())
@@ -334,17 +318,14 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
         Close("rho 0.7", "rho 1", margin=0.03),
         Above("rho 1", "best rho below 1", by=-0.005, effect=0.0),
     ],
-    networks=[ADV_2], minutes=0.5, tables=lambda s: [SIGMA[s.name], SHARES],
+    networks=[ADV_2], minutes=0.5, tables=lambda s: SHARES,
 )  # fmt: skip
 def blending(bench: Bench) -> dict[str, float]:
     """Best at 1: no more than 0.005 below the best of the others, which is picked after the fact."""
-    model, shown, n = bench.network(ADV_2), Noise(noisy(bench)), bench.scale.test
+    model, shown, n = bench.network(ADV_2), Noise(bench.scale.noise), bench.scale.test
     at = {rho: bench.accuracy(model, shown, state=PerBatch(rho), n=n) for rho in SHARES}
     best = max(right for rho, right in at.items() if rho < 1)
     return {**{f"rho {rho:g}": right for rho, right in at.items()}, "best rho below 1": best}
-
-
-SIZES = {"smoke": (8, 16), "laptop": (8, 16, 32, 64, 128, 256), "paper": (8, 16, 32, 64, 128, 256, 512)}
 
 
 @claim(
@@ -356,13 +337,13 @@ SIZES = {"smoke": (8, 16), "laptop": (8, 16, 32, 64, 128, 256), "paper": (8, 16,
         Above("largest batch", "batch of 8", effect=0.01),
         Close("batch of 64", "largest batch", margin=0.05),
     ],
-    networks=[ADV_2], minutes=0.5, tables=lambda s: [SIGMA[s.name], SIZES[s.name]],
+    networks=[ADV_2], minutes=0.5,
 )  # fmt: skip
 def batch_sizes(bench: Bench) -> dict[str, float]:
-    model, shown, n = bench.network(ADV_2), Noise(noisy(bench)), bench.scale.test
-    sizes = dict.fromkeys([*SIZES[bench.scale.name], 64])
+    model, shown, n = bench.network(ADV_2), Noise(bench.scale.noise), bench.scale.test
+    sizes = dict.fromkeys([*bench.scale.batches, 64])
     rows = {f"batch of {b}": bench.accuracy(model, shown, state=PerBatch(), n=n, batch=b) for b in sizes}
-    largest = rows[f"batch of {max(SIZES[bench.scale.name])}"]
+    largest = rows[f"batch of {max(bench.scale.batches)}"]
     return {"static": bench.accuracy(model, shown, n=n), **rows, "largest batch": largest}
 
 
@@ -376,20 +357,24 @@ def batch_sizes(bench: Bench) -> dict[str, float]:
         Above("high frequencies under noise, static", "high frequencies, clean"),
         Above("high frequencies, clean", "high frequencies under fog, static"),
     ],
-    networks=[ADV_INF], minutes=0.3, tables=lambda s: SIGMA[s.name],
+    networks=[ADV_INF], minutes=0.3,
 )  # fmt: skip
 def gradients(bench: Bench) -> dict[str, float]:
     """Alignment: the cosine with the gradient at the clean image; high: energy above half the highest."""
     static = bench.network(ADV_INF)
     ways = {"static": static, "adapted": adapt.per_batch(static)}
-    batch = next(iter(bench.images(n=bench.scale.batch).batches(bench.scale.batch)))
+    batch = next(bench.batches(bench.images(n=bench.scale.batch), bench.scale.batch))
     at_clean = measure.loss_gradients(static, batch.x, batch.y)
 
     def high(gradient: Tensor) -> float:
         return fmean(measure.high_share(one[None]) for one in gradient)
 
     rows = {"high frequencies, clean": high(at_clean)}
-    shown = {"noise": Noise(noisy(bench)), "fog": Corrupted("fog", 5), "contrast": Corrupted("contrast", 5)}
+    shown = {
+        "noise": Noise(bench.scale.noise),
+        "fog": Corrupted("fog", 5),
+        "contrast": Corrupted("contrast", 5),
+    }
     bench.uses(*shown.values())
     for name, condition in shown.items():
         x = condition.shown(batch, bench.seed)

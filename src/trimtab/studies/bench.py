@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from trimtab import construct, data, models, norm, train
-from trimtab.data import Images
+from trimtab.data import Batch, Images
 from trimtab.evaluate import Clean, Condition, NormState, Running, Store
 from trimtab.evaluate.conditions import Columns, as_condition
 from trimtab.evaluate.engine import Cell, Subject, measure
@@ -34,6 +35,15 @@ from trimtab.types import BadInput
 
 Tell = Callable[[str, float], None]
 """Told what is being made, and how far it is (0 to 1)."""
+
+
+ONE = train.Engine(devices=1)
+"""A network is trained on one device; a grid takes many of them by the Ray engine."""
+
+
+def device() -> torch.device:
+    """Where networks are measured: on a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(eq=False)
@@ -70,12 +80,12 @@ class Bench:
 
     def _made(self, net: Net, key: str) -> nn.Module:
         if net.given and self.scale.name == "paper":
-            return norm.steer(models.load(net.given)).eval()
+            return norm.steer(models.load(net.given)).eval().to(device())
         place = self._place(net)
         with only_one(place.with_suffix(".lock")):
             if not (place / WEIGHTS).exists():
                 self._train(net, place)
-        return norm.steer(models.load(f"file:{place}")).eval()
+        return norm.steer(models.load(f"file:{place}")).eval().to(device())
 
     def _train(self, net: Net, place: Path) -> None:
         recipe = net.at(self.scale, self.seed)
@@ -87,9 +97,9 @@ class Bench:
             callbacks.append(net.watch(bench))
         run = train.Run(place, recipe)
         if run.last.exists():
-            train.resume(place, model=start, data=images, callbacks=callbacks)
+            train.resume(place, model=start, data=images, callbacks=callbacks, engine=ONE)
         else:
-            train.fit(start, images, recipe, folder=place, callbacks=callbacks)
+            train.fit(start, images, recipe, folder=place, callbacks=callbacks, engine=ONE)
 
     def _progress(self, words: str) -> Callable[[Event], None]:
         def told(event: Event) -> None:
@@ -107,6 +117,11 @@ class Bench:
             self._sets[name, split] = data.load(name, split)
         whole = self._sets[name, split]
         return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
+
+    def batches(self, images: Images, size: int) -> Iterator[Batch]:
+        """Batches where the networks are."""
+        at = device()
+        return (Batch(x.to(at), y.to(at), ids) for x, y, ids in images.batches(size))
 
     def made(self, made: Made) -> Images:
         """A constructed set; built in chunks that survive a kill."""
@@ -165,6 +180,13 @@ class Bench:
         kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"
         sizes = {"attack": self.scale.attacked, "corruption": self.scale.corrupted}
         return {"n": sizes.get(kind, self.scale.test), **how}
+
+
+def operations(objective: train.Objective, model: nn.Module, batch: Batch) -> int:
+    """Floating-point operations of a training step: unlike seconds, they repeat."""
+    with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
+        objective(objective.prepare(norm.copied(model)).train(), batch.x, batch.y)
+    return int(counted.get_total_flops())
 
 
 @contextmanager

@@ -141,7 +141,10 @@ def local(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
 
 
 def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
-    """As tasks on Ray: all networks whose start is there, then the rest, then every measurement."""
+    """As tasks on Ray: all networks whose start is there, then the rest, then every measurement.
+
+    At the paper's scale each task asks for a GPU, if the cluster has any.
+    """
     try:
         import ray as cluster
     except ImportError:
@@ -149,7 +152,8 @@ def ray(units: Sequence[Unit], tell: Tell | None = None) -> Iterator[Done]:
     ours = not cluster.is_initialized()
     if ours:
         cluster.init(log_to_driver=False, configure_logging=False)
-    remote = cluster.remote(max_retries=3, num_cpus=1)
+    wanted = 1 if cluster.cluster_resources().get("GPU") and any(u.scale == "paper" for u in units) else 0
+    remote = cluster.remote(max_retries=3, num_cpus=1, num_gpus=wanted)
     train, measure = remote(train_network), remote(measure_claim)
     seen: set[str] = set()
     broken: Broken = {}

@@ -18,6 +18,7 @@ import torch
 from trimtab import attacks, construct, measure
 from trimtab.attacks import CW, FGSM, L2, PGD, Linf
 from trimtab.evaluate import PerBatch
+from trimtab.evaluate.conditions import to_model
 from trimtab.studies import corruption
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
@@ -43,7 +44,8 @@ def over_training(bench: Bench) -> Callback:
     def told(event: Event) -> dict[str, float] | None:
         if event.kind != "epoch":
             return None
-        found = measure.landscape(event.model, batch.x, batch.y)
+        x, y, _ = to_model(batch, event.model)
+        found = measure.landscape(event.model, x, y)
         low, high = found.loss_range
         walked = {"loss range": high - low, "gradient change": found.gradient_change, "beta": found.beta}
         bounded = {name: min(value, LARGEST) if value == value else LARGEST for name, value in walked.items()}
@@ -84,7 +86,7 @@ def pgd(bench: Bench) -> PGD:
 def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
     """Averaged over test images; an image without a gradient has none."""
     total, model = measure.Average(), bench.network(net)
-    for x, y, ids in bench.images("test", bench.scale.watched).batches(250):
+    for x, y, ids in bench.batches(bench.images("test", bench.scale.watched), 250):
         total += measure.Average.of(measure.ligs(model, x, y, probe, seed=bench.seed, ids=ids))
     return total.mean
 
@@ -365,7 +367,7 @@ def aligned(bench: Bench) -> Callback:
             return None
         robust = other = n = 0
         with attacks.guard(event.model), torch.no_grad():
-            for x, y, _ in images.batches(250):
+            for x, y, _ in (to_model(batch, event.model) for batch in images.batches(250)):
                 says = event.model(x).argmax(1)
                 robust += int((says == (y + 1) % classes).sum())
                 other += int((says == y).sum())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, islice
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +22,7 @@ from trimtab import measure
 from trimtab.attacks import FGSM, CurvePGD, Linf
 from trimtab.data import Batch, Loader
 from trimtab.evaluate import Branch, NormState
+from trimtab.evaluate.conditions import to_model
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
 from trimtab.studies.conditions import CraftedOn
@@ -225,7 +226,8 @@ def training_batches(bench: Bench, net: Net, most: int) -> list[Batch]:
     whole = bench.images("train", recipe.data.images, of=net)
     size = min(recipe.batch_size, 128, len(whole) // 4)
     loader = Loader(whole, size, recipe.data.augment, bench.seed, epoch=recipe.epochs, drop_last=True)
-    return [batch for batch, _ in zip(loader, range(min(most, len(loader) // 2 * 2)), strict=False)]
+    few, model = islice(loader, min(most, len(loader) // 2 * 2)), bench.network(net)
+    return [to_model(batch, model) for batch in few]
 
 
 MEMORY = 19

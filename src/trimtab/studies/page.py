@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.studies import ledger
-from trimtab.studies.claim import Claim, everything
+from trimtab.studies.claim import PAPERS, Claim, everything
 from trimtab.studies.ledger import Result, seeds_for
 from trimtab.studies.nets import Net
-from trimtab.studies.scales import scale_of
+from trimtab.studies.scales import PLANNED, amounts, scale_of
 from trimtab.studies.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, Close, Judgement
 from trimtab.train.runs import write_text
 
@@ -72,6 +72,7 @@ def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str,
     ]
     if scale == "smoke":
         lines += ["This scale only proves that every study runs: its verdicts mean nothing.", ""]
+    lines += [*amounts_of(scale), ""]
     lines += ["| id | claim | verdict | seeds | minutes |", "|---|---|---|---|---|"]
     for one in results:
         minutes = f"{sum(times.get(one.claim.id, {}).values()) / 60:.1f}" if one.rows else ""
@@ -82,6 +83,29 @@ def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str,
     for one in results:
         lines += ["", *_section(one)]
     return "\n".join(lines) + "\n"
+
+
+def amounts_of(scale: str) -> list[str]:
+    """How much was trained and measured, paper by paper, and where that is less than was planned."""
+    at = {paper: amounts(scale_of(scale, paper.lower())) for paper in PAPERS}
+    lines = [f"| amounts | {' | '.join(at)} |", f"|---|{'---|' * len(at)}"]
+    for name in at[PAPERS[0]]:
+        shown_as = (_amount(held[name]) for held in at.values())
+        lines.append(f"| {name} | {' | '.join(shown_as)} |")
+    less = [
+        f"{paper.upper()} {name}: {_amount(found)} instead of {planned:,}"
+        for (paper, name), planned in PLANNED.get(scale, {}).items()
+        if isinstance(found := at[paper.upper()][name], int) and found < planned
+    ]
+    told = [f"Less than was planned for this scale: {'; '.join(less)}.", ""] if less else []
+    others = (
+        "APA-4 takes more images, LIG-9 and LIG-10 more epochs, claims about cost or length what they name."
+    )
+    return [*told, *lines, "", f"Single networks differ: {others}"]
+
+
+def _amount(value: int | str | None) -> str:
+    return "as published" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 VERDICTS = (REPRODUCED, REFUTED, INCONCLUSIVE, EXEMPT)

@@ -1,8 +1,9 @@
 """Three scales of one definition: the paper's own setting, a laptop's, and one that only proves that it runs.
 
 A study is written once, over the paper's shipped recipes. A scale says what is put in place of their data,
-network and length (`changes`, by dotted key), and how much is measured. Nothing else differs: the paper's
-claims, tests and hyper-parameters are the same at each.
+network, length, optimiser and attack steps (`changes`, by dotted key), and how much is measured; a study may
+put its own in place of more. Claims and tests are the same at each. What is less than was planned for the
+scale (`PLANNED`) the ledger's page says.
 
     smoke    the embedded sample, a network of a few thousand weights, seconds
     laptop   CIFAR-10, ResNet-8 of width 16, two CPU cores; measured there: standard training 1,900 images a
@@ -56,6 +57,10 @@ class Scale:
     """Test images under each corruption and severity."""
     batch: int = 512
     """Images of a batch that adapts."""
+    batches: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
+    """The same, where their size is the question."""
+    noise: float = 0.5
+    """Deviation of the noise that adaptation is tested under."""
     sigmas: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Noise of smoothing."""
     draws: int = 100_000
@@ -87,8 +92,8 @@ SMOKE = Scale(
     },
     tuning={"optimiser": {"lr": 0.01}, "schedule": {"kind": "constant"}},
     weak_steps=1, running_epochs=1, test=32, attacked=16, marks=(1, 2), steps=2, long_steps=2,
-    severities=(3,), corrupted=16, batch=16, sigmas=(0.25, 0.5), draws=40, certified=4, made=64,
-    match_steps=2, label_steps=2, decoder_epochs=1, watched=16, seeds=2, headline=2,
+    severities=(3,), corrupted=16, batch=16, batches=(8, 16), noise=0.25, sigmas=(0.25, 0.5), draws=40,
+    certified=4, made=64, match_steps=2, label_steps=2, decoder_epochs=1, watched=16, seeds=2, headline=2,
 )  # fmt: skip
 
 LAPTOP = Scale(
@@ -101,8 +106,9 @@ LAPTOP = Scale(
     },
     tuning={"optimiser": {"lr": 0.01}, "schedule": {"kind": "cosine"}},
     tuning_epochs=2, weak_steps=2, running_epochs=2, test=5000, attacked=500, marks=(10, 20, 50),
-    steps=20, long_steps=50, severities=(1, 3, 5), corrupted=250, batch=250, sigmas=(0.12, 0.25, 0.5),
-    draws=2000, certified=200, made=5000, match_steps=50, label_steps=30, decoder_epochs=4, watched=250,
+    steps=20, long_steps=50, severities=(1, 3, 5), corrupted=250, batch=250,
+    batches=(8, 16, 32, 64, 128, 256), noise=0.25, sigmas=(0.12, 0.25, 0.5), draws=2000,
+    certified=200, made=5000, match_steps=50, label_steps=30, decoder_epochs=4, watched=250,
 )  # fmt: skip
 
 PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", ("net:resnet101_cifar",), attacked=10_000)
@@ -136,3 +142,40 @@ def scale_of(name: str, paper: str) -> Scale:
     if name not in plain:
         raise BadInput(f"there is no scale {name!r}; there are {', '.join(NAMES)}")
     return BY_PAPER[name].get(paper, plain[name])
+
+
+PLANNED = {
+    "laptop": {
+        ("mix", "training images"): 10_000,
+        ("ada", "draws of noise for a certificate"): 10_000,
+        ("ada", "images with certificates"): 200,
+        ("lig", "images of a constructed set"): 10_000,
+    }
+}
+"""What was planned before studies were fitted into a day on two cores."""
+
+
+def amounts(scale: Scale) -> dict[str, int | str | None]:
+    """How much a scale trains and measures, in words; None is all there is, or as the papers' recipes say."""
+    changes = scale.changes
+    return {
+        "training images": changes.get("data.images"),
+        "epochs": changes.get("epochs"),
+        "attack steps in training": changes.get("objective.attack.steps"),
+        "epochs of fine-tuning": scale.tuning_epochs if changes else None,
+        "test images": scale.test,
+        "images under attack": scale.attacked,
+        "steps of targeted PGD (MIX)": scale.marks[-1],
+        "steps of other attacks": scale.steps,
+        "steps of attacks on adaptive classifiers": scale.long_steps,
+        "images under each corruption": scale.corrupted,
+        "severities": " ".join(map(str, scale.severities)),
+        "images of a batch that adapts": scale.batch,
+        "images with certificates": scale.certified,
+        "draws of noise for a certificate": scale.draws,
+        "images of a constructed set": scale.made,
+        "steps of D_R and D_NR": scale.match_steps,
+        "steps of D_rand and D_conflict": scale.label_steps,
+        "images that LIGS is averaged over": scale.watched,
+        "seeds (headline claims)": f"{scale.seeds} ({scale.headline})",
+    }

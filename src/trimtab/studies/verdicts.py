@@ -16,8 +16,8 @@ scope`. One unit has no interval: inconclusive. A claim may need something of it
 that has learnt, an attack that it survives); where the mean over units falls short, nothing follows from any
 of its tests, and it is inconclusive: the setting is too weak to tell.
 
-Chance: a directional test of no effect is confirmed by chance in 2.5 % of cases, and an effect of just the
-smallest size of interest refuted in 2.5 %; for equivalence both are 5 %.
+Chance: a directional test of no effect is confirmed by chance in at most 2.5 % of cases, and an effect of
+just the smallest size of interest refuted in 2.5 %; for equivalence both are 5 %.
 """
 
 from __future__ import annotations
