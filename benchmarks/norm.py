@@ -23,6 +23,9 @@ from trimtab import models, norm
 
 Pass = Callable[[], None]
 
+STEPS = 10
+"""Steps a round: one takes a tenth of a second, and its time scatters by as much as what is measured."""
+
 INVISIBLE, STEERED, APART = "<= 1.03", "<= 1.3", "<= 1.1"
 
 
@@ -37,7 +40,7 @@ def network_rows(title: str, net: nn.Module, size: int, batch: int, asked: Asked
     stock, others = cases(net, size, batch)
     for name, (other, wanted) in others.items():
         # A pair at a time: neighbours in time share the machine's mood.
-        times = race({"stock": stock, "steered": other}, asked.turns)
+        times = race({"stock": stock, "steered": other}, asked.turns * STEPS)
         yield compare("norm", f"{title}, {name} / stock", times, "steered", "stock", wanted)
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from trimtab.norm.groups import NO_DEVIATION, Groups, normalise_groups, take_moments
 from trimtab.norm.moments import (
     blend,
     keep,
@@ -29,7 +30,7 @@ from trimtab.norm.moments import (
     pool,
     scale_and_offset,
 )
-from trimtab.norm.parts import Coefficients, Plan, Vectors, normalise_parts, take_moments
+from trimtab.norm.parts import Coefficients, Plan, Vectors, normalise_parts
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
 from trimtab.norm.synchronise import local_groups, pool_processes, world_size
 from trimtab.types import BadInput
@@ -145,10 +146,6 @@ class Steered(Holder):
             return self.setting.neutral and self.synchronised and input.is_cuda  # it refuses other devices
         return self.setting.neutral and not self.pools_processes()
 
-    def estimates_as_stock(self) -> bool:
-        unshifted = self.setting.shift is None and self.setting.estimator is None
-        return unshifted and not self.pools_processes()
-
     # ---- copies ---------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -211,19 +208,23 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
     if (source != "batch" or update is not False) and not layer.keeps_statistics:
         raise BadInput('this layer keeps no running statistics: use source="batch" and update=False')
     parts = _route(layer, len(x))
-    plan = Plan([part.images for part in parts], _groups(layer, parts), _coefficients(layer, parts, source))
+    cut = Groups([part.images for part in parts], _groups(layer, parts))
     wanted = update is not False or setting.observe is not None
     seen: list[Moments] = []
     if source == "running":
         if wanted:
             with torch.no_grad():
-                seen = take_moments(x, plan, setting.estimator or moments)
-        ys = [_by_running(layer, *one) for one in zip(parts, x.split(plan.counts), strict=True)]
+                seen = take_moments(x, cut, setting.estimator or moments)
+        ys = [_by_running(layer, *one) for one in zip(parts, cut.of_parts(x), strict=True)]
         y = ys[0] if len(ys) == 1 else torch.cat(ys)
-    elif source == "batch" and len(parts) == plan.groups == 1 and layer.estimates_as_stock():
+    elif source == "blend" or not _alone(layer, parts):
+        plan = Plan(cut, _coefficients(layer, parts, source))
+        y, seen = normalise_parts(x, plan, _vectors(layer, parts), setting.estimator)
+    elif len(parts) == cut.each == 1 and setting.shift is None:
         y, seen = normalise_by_batch(x, parts[0].affine.weight, parts[0].affine.bias, layer.eps, wanted)
     else:
-        y, seen = normalise_parts(x, plan, _vectors(layer, parts), setting.estimator)
+        affine = [(part.affine.weight, part.affine.bias) for part in parts]
+        y, seen = normalise_groups(x, cut, affine, setting.shift, layer.eps)
 
     if update is not False:
         for statistics, members in _by_statistics(parts):
@@ -236,6 +237,12 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
 def _by_running(layer: Steered, part: Part, x: Tensor) -> Tensor:
     mean, var = keep(part.statistics.running_mean), keep(part.statistics.running_var)
     return normalise_by(x, mean, var, part.affine.weight, part.affine.bias, layer.setting.shift, layer.eps)
+
+
+def _alone(layer: Steered, parts: list[Part]) -> bool:
+    """Whether each group's own mean and variance are all that the batch normalises it by."""
+    together = len(_by_statistics(parts)) < len(parts) or layer.pools_processes()
+    return not together and layer.setting.estimator is None
 
 
 def _vectors(layer: Steered, parts: list[Part]) -> list[Tensor | None]:
@@ -264,7 +271,7 @@ def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficient
                 rho, of = setting.rho or 0.0, setting.blend_of or "std"
                 mean, var = blend(batch, *running[statistics], rho, of, eps)
             elif batch.n == 1:
-                raise BadInput('one value has no deviation: use larger groups, or source="running"')
+                raise BadInput(NO_DEVIATION)
             for m in members:
                 weight, bias = vectors[2 + 2 * m], vectors[3 + 2 * m]
                 centre = seen[m].mean.detach()

@@ -7,6 +7,7 @@ from stock batch normalisation is always expressed in vectors of one value per c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -129,22 +130,41 @@ def scale_and_offset(
 ) -> tuple[Tensor, Tensor]:
     """The same as a map about any centre: scale (x - centre) + offset. Differentiable in mu and sigma."""
     sigma = (var + eps).sqrt()
-    gamma, beta = shifted(mean, sigma, weight, bias, shift or Shift())
+    gamma, beta = shifted(mean, sigma, weight, bias, shift)
     scale = gamma / sigma
     return scale, beta + scale * (centre - mean)
 
 
-def shifted(
-    mean: Tensor, sigma: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift
-) -> tuple[Tensor, Tensor]:
-    """gamma and beta that make a layer behave as if its statistics were shifted."""
-    gamma = torch.ones_like(mean) if weight is None else weight
-    beta = torch.zeros_like(mean) if bias is None else bias
+class Line(NamedTuple):
+    """What a layer makes of h = (x - mean) / sigma and r = mean / sigma: gamma h + beta + tilt r."""
+
+    gamma: Tensor
+    beta: Tensor
+    tilt: Tensor | None
+    """None is zero: nothing shifts the mean."""
+    through: bool
+    """Whether r has a gradient."""
+
+
+def line(like: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None) -> Line:
+    """A layer's line, as if its statistics were shifted."""
+    gamma = torch.ones_like(like) if weight is None else weight
+    beta = torch.zeros_like(like) if bias is None else bias
+    if shift is None:
+        return Line(gamma, beta, None, False)
     if shift.sigma is not None:
         gamma = gamma * (1 + shift.sigma)
-    if shift.mu is not None:
+    return Line(gamma, beta, None if shift.mu is None else -gamma * shift.mu, shift.through)
+
+
+def shifted(
+    mean: Tensor, sigma: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None
+) -> tuple[Tensor, Tensor]:
+    """gamma and beta that make a layer behave as if its statistics were shifted."""
+    gamma, beta, tilt, through = line(mean, weight, bias, shift)
+    if tilt is not None:
         ratio = mean / sigma
-        beta = beta - gamma * shift.mu * (ratio if shift.through else ratio.detach())
+        beta = beta + tilt * (ratio if through else ratio.detach())
     return gamma, beta
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trimtab.norm.groups import Groups, affine, over, sums_over, take_moments
 from trimtab.norm.moments import moments
 from trimtab.norm.setting import Moments
 
@@ -31,10 +32,7 @@ Coefficients = Callable[[Sequence[Moments], Vectors], tuple[list[Tensor], list[T
 class Plan(NamedTuple):
     """How a batch is cut, and what its parts become."""
 
-    counts: list[int]
-    """Images in each part, in order."""
-    groups: int
-    """Equal groups within each part."""
+    cut: Groups
     coefficients: Coefficients
     """(groups, C) moments of each part -> (groups, C) scales and offsets of each, its mean the centre."""
 
@@ -46,28 +44,18 @@ def normalise_parts(
     if estimator is not None or torch.compiler.is_compiling():
         return _plain(x, plan, vectors, estimator or moments)
     with torch.no_grad():
-        seen = take_moments(x, plan, moments)
+        seen = take_moments(x, plan.cut, moments)
     y: Tensor = _Fused.apply(plan, seen, x, *vectors)
     return y, seen
 
 
-def take_moments(x: Tensor, plan: Plan, estimator: Estimator) -> list[Moments]:
-    """The moments of each part's groups, stacked to (groups, C)."""
-    found = []
-    for part in x.split(plan.counts):
-        each = [estimator(group) for group in part.chunk(plan.groups)]
-        mean, var = torch.stack([m.mean for m in each]), torch.stack([m.var for m in each])
-        found.append(Moments(mean, var, each[0].n))
-    return found
-
-
 def _plain(x: Tensor, plan: Plan, vectors: Vectors, estimator: Estimator) -> tuple[Tensor, list[Moments]]:
-    seen = take_moments(x, plan, estimator)
+    seen = take_moments(x, plan.cut, estimator)
     fixed = [Moments(m.mean.detach(), m.var.detach(), m.n) for m in seen]
     scales, offsets = plan.coefficients(seen, vectors)
     ys = [
-        (_grouped(part, plan) - _over(m.mean, part)) * _over(scale, part) + _over(offset, part)
-        for part, m, scale, offset in zip(x.split(plan.counts), fixed, scales, offsets, strict=True)
+        (plan.cut.within(part) - over(m.mean, part)) * over(scale, part) + over(offset, part)
+        for part, m, scale, offset in plan.cut.parts(x, fixed, scales, offsets)
     ]
     return torch.cat([y.flatten(0, 1) for y in ys]).to(x.dtype), fixed
 
@@ -86,8 +74,8 @@ class _Fused(torch.autograd.Function):
 
         y = torch.empty_like(x, dtype=scales[0].dtype)
         with torch.no_grad():
-            for part, out, m, scale, offset in _each(plan, x, y, seen, scales, offsets):
-                _affine(part, scale, offset - scale * m.mean, plan, out)
+            for part, out, m, scale, offset in plan.cut.parts(x, y, seen, scales, offsets):
+                affine(part, scale, offset - scale * m.mean, plan.cut, out)
         return y.to(x.dtype)
 
     @staticmethod
@@ -102,8 +90,11 @@ class _Fused(torch.autograd.Function):
 
 
 def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    plan: Plan = ctx.plan
-    sums = [_sums(part, slope, m.mean, plan) for part, slope, m in _each(plan, x, dy, ctx.own)]
+    cut: Groups = ctx.plan.cut
+    sums = [
+        sums_over(part, slope, m.mean, torch.ones_like(m.mean), cut)
+        for part, slope, m in cut.parts(x, dy, ctx.own)
+    ]
     d_scales, d_offsets = zip(*sums, strict=True)
     leaves = [value for m in ctx.own for value in (m.mean, m.var)]
     found = _gradients(
@@ -117,28 +108,12 @@ def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> l
         return [None, *d_vectors]
 
     dx = torch.empty_like(x, dtype=ctx.scales[0].dtype)
-    rows = _each(plan, x, dy, dx, ctx.own, ctx.scales, d_moments[::2], d_moments[1::2])
+    rows = cut.parts(x, dy, dx, ctx.own, ctx.scales, d_moments[::2], d_moments[1::2])
     for part, slope, out, m, scale, d_mean, d_var in rows:
         pull = 2 * d_var / m.n
-        _affine(part, pull, d_mean / m.n - pull * m.mean, plan, out)
-        _grouped(out, plan).addcmul_(_grouped(slope, plan), _over(scale, part))
+        affine(part, pull, d_mean / m.n - pull * m.mean, cut, out)
+        cut.within(out).addcmul_(cut.within(slope), over(scale, part))
     return [dx.to(x.dtype), *d_vectors]
-
-
-def _sums(x: Tensor, dy: Tensor, centre: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """sum dy (x - centre) and sum dy, per group and channel: the stock kernel, with a deviation of one."""
-    one = torch.ones_like(centre[0])
-    each = [
-        torch.ops.aten.native_batch_norm_backward(
-            slope, group, one, at, one, None, None, False, 0.0, [False, True, True]
-        )
-        for slope, group, at in zip(dy.chunk(plan.groups), x.chunk(plan.groups), centre, strict=True)
-    ]
-    return torch.stack([dot for _, dot, _ in each]), torch.stack([total for _, _, total in each])
-
-
-def _affine(x: Tensor, scale: Tensor, offset: Tensor, plan: Plan, out: Tensor) -> None:
-    torch.addcmul(_over(offset, x), _grouped(x, plan), _over(scale, x), out=_grouped(out, plan))
 
 
 def _gradients(
@@ -149,20 +124,6 @@ def _gradients(
     found = torch.autograd.grad(of, wanted, slopes, True, create_graph, allow_unused=True)
     each = iter(found)
     return [next(each) if need else None for need in needs]
-
-
-def _each(plan: Plan, *columns: Any) -> Any:
-    """Rows of what belongs to one part: batches are split, lists taken as they are."""
-    return zip(*(c.split(plan.counts) if isinstance(c, Tensor) else c for c in columns), strict=True)
-
-
-def _grouped(x: Tensor, plan: Plan) -> Tensor:
-    return x.unflatten(0, (plan.groups, -1))  # (groups, images, C, ...)
-
-
-def _over(vector: Tensor, x: Tensor) -> Tensor:
-    """(groups, C) shaped to meet grouped images (groups, images, C, ...)."""
-    return vector.view(len(vector), 1, -1, *[1] * (x.dim() - 2))
 
 
 def _leaf(value: Tensor, differentiable: bool) -> Tensor:

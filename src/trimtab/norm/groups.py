@@ -1,0 +1,166 @@
+"""Every group of images by its own moments: grouped, routed and shifted passes.
+
+With one value per channel of gamma, beta and tilt, and h and r of each group,
+
+    y = gamma h + beta + tilt r,    h = (x - mean) / sigma,    r = mean / sigma
+
+is stock batch normalisation where the tilt is zero, and APART's shifted one where gamma stands for
+gamma (1 + delta_sigma) and the tilt for - gamma (1 + delta_sigma) delta_mu. The full-size steps are those
+of the stock layer: forward the moments and one map, backward the sums that are the gradients of gamma and
+beta, and one map more,
+
+    dx = gamma / sigma (dy - (sum dy + h sum h dy) / n) + tilt sum dy (1 - r h) / (sigma n).
+
+The last term is that of r, which a shift may hold constant. `_plain` is the same in ordinary operations: it
+defines what is computed, and serves second derivatives and `torch.compile` (which fuses it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trimtab.norm.moments import Line, line, moments
+from trimtab.norm.setting import Moments, Shift
+from trimtab.types import BadInput
+
+Affine = tuple[Tensor | None, Tensor | None]
+
+NO_DEVIATION = 'one value has no deviation: use larger groups, or source="running"'
+
+
+class Groups(NamedTuple):
+    """How a batch is cut: into parts, and each part into the same number of equal groups."""
+
+    counts: list[int]
+    """Images in each part, in order."""
+    each: int
+    """Groups of a part."""
+
+    def parts(self, *columns: Tensor | Sequence[Any]) -> Any:
+        """Rows of what belongs to one part: batches are split, lists taken as they are."""
+        return zip(*(self.of_parts(c) if isinstance(c, Tensor) else c for c in columns), strict=True)
+
+    def of_parts(self, x: Tensor) -> Sequence[Tensor]:
+        return (x,) if len(self.counts) == 1 else x.split(self.counts)
+
+    def within(self, part: Tensor) -> Tensor:
+        """A part (N, C, ...) as (groups, images, C, ...)."""
+        return part.unflatten(0, (self.each, -1))
+
+
+def normalise_groups(
+    x: Tensor, cut: Groups, affine_of: Sequence[Affine], shift: Shift | None, eps: float
+) -> tuple[Tensor, list[Moments]]:
+    """Normalise each group of x (N, C, ...); also the (groups, C) moments of each part, as constants.
+
+    `affine_of` are the weight and bias of each part's branch.
+    """
+    with torch.no_grad():
+        seen = take_moments(x, cut, moments)
+    if any(m.n == 1 for m in seen):
+        raise BadInput(NO_DEVIATION)
+    lines = [line(m.mean[0], *pair, shift) for m, pair in zip(seen, affine_of, strict=True)]
+    if torch.compiler.is_compiling():
+        return _plain(x, cut, lines, eps), seen
+    y: Tensor = _Grouped.apply(cut, seen, eps, x, *(value for own in lines for value in own))
+    return y, seen
+
+
+def take_moments(x: Tensor, cut: Groups, estimator: Callable[[Tensor], Moments]) -> list[Moments]:
+    """The moments of each part's groups, stacked to (groups, C)."""
+    found = []
+    for part in cut.of_parts(x):
+        each = [estimator(group) for group in part.chunk(cut.each)]
+        mean, var = torch.stack([m.mean for m in each]), torch.stack([m.var for m in each])
+        found.append(Moments(mean, var, each[0].n))
+    return found
+
+
+def over(vector: Tensor, x: Tensor) -> Tensor:
+    """(groups, C) shaped to meet grouped images (groups, images, C, ...)."""
+    return vector.view(len(vector), 1, -1, *[1] * (x.dim() - 2))
+
+
+def affine(part: Tensor, scale: Tensor, offset: Tensor, cut: Groups, out: Tensor) -> None:
+    """out = scale part + offset, with (groups, C) vectors."""
+    torch.addcmul(over(offset, part), cut.within(part), over(scale, part), out=cut.within(out))
+
+
+def _plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
+    ys = []
+    for part, own, m in cut.parts(x, lines, take_moments(x, cut, moments)):
+        sigma = (m.var + eps).sqrt()
+        ratio = m.mean / sigma if own.through else (m.mean / sigma).detach()
+        offset = own.beta if own.tilt is None else own.beta + own.tilt * ratio
+        scale = own.gamma / sigma
+        y = over(scale, part) * (cut.within(part) - over(m.mean, part)) + over(offset.expand_as(scale), part)
+        ys.append(y.flatten(0, 1))
+    return torch.cat(ys).to(x.dtype)
+
+
+class _Grouped(torch.autograd.Function):
+    """`_plain` with its full-size steps fused."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: Groups, seen: list[Moments], eps: float, x: Tensor, *flat: Any) -> Tensor:
+        ctx.cut, ctx.eps, ctx.taken = cut, eps, []
+        ctx.through = flat[3::4]
+        ctx.save_for_backward(x, *(value for value in flat if not isinstance(value, bool)))
+        y = torch.empty_like(x, dtype=seen[0].mean.dtype)
+        for part, out, own, m in cut.parts(x, y, list(map(Line, *(flat[k::4] for k in range(4)))), seen):
+            rate = (m.var + eps).rsqrt()
+            ratio, scale = m.mean * rate, own.gamma * rate
+            lean = own.gamma if own.tilt is None else own.gamma - own.tilt
+            affine(part, scale, own.beta - lean * ratio, cut, out)
+            ctx.taken.append((m, rate, ratio, scale))
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *vectors = ctx.saved_tensors
+        lines = list(map(Line, *(vectors[k::3] for k in range(3)), ctx.through))
+        if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
+            y = _plain(x, ctx.cut, lines, ctx.eps)
+            inputs = [x, *(value for own in lines for value in own)]
+            needs = ctx.needs_input_grad[3:]
+            wanted = [value for value, need in zip(inputs, needs, strict=True) if need]
+            found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
+            return None, None, None, *(next(found) if need else None for need in needs)
+        return None, None, None, *_fused_backward(ctx, x, lines, grads[0])
+
+
+def _fused_backward(ctx: Any, x: Tensor, lines: list[Line], dy: Tensor) -> list[Tensor | None]:
+    cut: Groups = ctx.cut
+    dx = torch.empty_like(x, dtype=ctx.taken[0][-1].dtype) if ctx.needs_input_grad[3] else None
+    found: list[Tensor | None] = []
+    rows = cut.parts(x, dy, x if dx is None else dx, lines, ctx.taken)
+    for part, slope, out, own, (m, rate, ratio, scale) in rows:
+        dot, total = sums_over(part, slope, m.mean, rate, cut)
+        d_tilt = None if own.tilt is None else (total * ratio).sum(0)
+        found += [dot.sum(0), total.sum(0), d_tilt, None]
+        if dx is None:
+            continue
+        inward, constant = own.gamma * dot, own.gamma * total
+        if own.tilt is not None and own.through:
+            leaning = own.tilt * total
+            inward, constant = torch.addcmul(inward, leaning, ratio), constant - leaning
+        share = rate / -m.n
+        pull = inward * (share * rate)
+        affine(part, pull, constant * share - pull * m.mean, cut, out)
+        cut.within(out).addcmul_(cut.within(slope), over(scale, part))
+    return [None if dx is None else dx.to(x.dtype), *found]
+
+
+def sums_over(x: Tensor, dy: Tensor, mean: Tensor, rate: Tensor, cut: Groups) -> tuple[Tensor, Tensor]:
+    """sum dy (x - mean) rate and sum dy, per group and channel: the stock layer's kernel."""
+    each = [
+        torch.ops.aten.native_batch_norm_backward(
+            slope, group, None, None, None, at, by, True, 0.0, [False, True, True]
+        )
+        for slope, group, at, by in zip(dy.chunk(cut.each), x.chunk(cut.each), mean, rate, strict=True)
+    ]
+    return torch.stack([dot for _, dot, _ in each]), torch.stack([total for _, _, total in each])
