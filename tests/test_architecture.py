@@ -15,7 +15,7 @@ import trimtab
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types"],
-    ["draws"],
+    ["draws", "cores"],
     ["norm"],
     ["models", "data"],
     ["adapt"],

@@ -77,7 +77,8 @@ def couples_batch(model: nn.Module, x: Tensor) -> bool:
     own, rest = x[:2], x[2:4]
     if len(rest) == 0:
         return False
-    once, again = model(x[:4])[:2], model(x[:4])[:2]
-    elsewhere = model(torch.cat([own, 1 - rest]))[:2]
-    scale = once.abs().max().clamp(min=1e-6)
-    return bool((once - again).abs().max() <= 1e-6 * scale and (once - elsewhere).abs().max() > 1e-4 * scale)
+    here, elsewhere = model(x[:4])[:2], model(torch.cat([own, 1 - rest]))[:2]
+    scale = float(here.abs().max().clamp(min=1e-6))
+    if not bool((here - elsewhere).abs().max() > 1e-4 * scale):
+        return False
+    return bool((here - model(x[:4])[:2]).abs().max() <= 1e-6 * scale)

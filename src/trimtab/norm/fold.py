@@ -32,20 +32,20 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     and pairs that tracing cannot prove, are left as they are. With an `example` batch the copy is checked
     against the model, and given unfolded should they differ beyond rounding.
     """
-    plain = _frozen_copy(model)
-    tracer = _Tracer(plain)
-    graph = tracer.attempt(plain)
-    pairs = foldable(tracer, graph, dict(plain.named_modules())) if graph else []
+    copied = _frozen_copy(model)
+    tracer = _Tracer(copied)
+    graph = tracer.attempt(copied)
+    pairs = foldable(tracer, graph, dict(copied.named_modules())) if graph else []
     if graph is None or not pairs:
-        return plain
-    folded = plain if example is None else _frozen_copy(plain)
-    for name in overwriting(graph, dict(folded.named_modules()), {norm for _, norm in pairs}):
-        folded.get_submodule(name).inplace = True  # type: ignore[assignment]
+        return copied
+    wanted = None if example is None else _logits(copied, example)  # before anything is changed
+    for name in overwriting(graph, dict(copied.named_modules()), {norm for _, norm in pairs}):
+        copied.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
-        _merge(folded, conv_name, norm_name)
-    if example is None or _agree(folded, plain, example):
-        return folded
-    return plain
+        _merge(copied, conv_name, norm_name)
+    if example is None or wanted is None or _agree(copied, example, wanted):
+        return copied
+    return _frozen_copy(model)
 
 
 def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
@@ -171,12 +171,16 @@ def _frozen_copy(model: nn.Module) -> nn.Module:
     return frozen.eval().requires_grad_(False)
 
 
-def _agree(folded: nn.Module, plain: nn.Module, example: Tensor) -> bool:
-    with torch.no_grad():
-        wanted = plain(example)
-        try:
-            got = folded(example)
-        except AttributeError:  # the forward pass asks a norm layer that is gone
-            return False
+@torch.no_grad()
+def _logits(model: nn.Module, example: Tensor) -> Tensor:
+    z: Tensor = model(example)
+    return z
+
+
+def _agree(folded: nn.Module, example: Tensor, wanted: Tensor) -> bool:
+    try:
+        got = _logits(folded, example)
+    except AttributeError:  # the forward pass asks a norm layer that is gone
+        return False
     scale = float(wanted.abs().max().clamp(min=1e-6))
     return bool(((got - wanted).abs().max() <= 1e-3 * scale).item())

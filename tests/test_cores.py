@@ -1,0 +1,130 @@
+"""Threads side by side: the same results as one after the other, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trimtab import cores
+from trimtab.attacks import APGD, CW, PGD, Attack, Linf, Square
+
+EPS = Linf("8/255")
+
+
+class Keeping(nn.Module):
+    """A network that keeps its features on itself between two layers, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.last = nn.Linear(8, 4)
+        self.seen = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.first(x).mean((2, 3))
+        time.sleep(0.001)  # another thread has time to put its own features in place
+        z: Tensor = self.last(self.seen)
+        return z
+
+
+class Random(Keeping):
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = super().forward(x)
+        return z + torch.rand_like(z)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    x = torch.rand(70, 3, 8, 8, generator=source, dtype=torch.float64)
+    return x, torch.randint(0, 4, (70,), generator=source)
+
+
+ATTACKS: list[Attack] = [
+    PGD(EPS, steps=5),
+    PGD(EPS, steps=5, score="any", restarts=2),
+    CW(EPS, steps=5, targeted=True),
+    APGD(EPS, steps=8),
+    Square(EPS, queries=20),
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_an_attack_on_two_threads_finds_what_it_finds_on_one(
+    attack: Attack, batch: tuple[Tensor, Tensor]
+) -> None:
+    net = Keeping().double().eval()
+    two = attack.outcome(net, *batch, seed=5)
+    torch.set_num_threads(1)
+    one = attack.outcome(net, *batch, seed=5)
+    torch.testing.assert_close(two.x, one.x, atol=1e-12, rtol=0)
+    assert torch.equal(two.broken, one.broken)
+    assert torch.equal(two.broken_at, one.broken_at)
+    assert len(two.broken.unique()) == 2  # some are broken, some stand: there is something to confuse
+
+
+def test_threads_work_at_the_same_time_with_a_network_each() -> None:
+    net, meet = Keeping(), threading.Barrier(2, timeout=30)
+
+    def run(own: nn.Module, item: int) -> tuple[int, int]:
+        meet.wait()  # passes only if the other thread is here, too
+        return id(own), item
+
+    found = cores.spread(run, net, [0, 1], workers=2)
+    assert [item for _, item in found] == [0, 1]
+    assert len({own for own, _ in found}) == 2
+
+
+def test_a_twin_shares_parameters_and_nothing_else() -> None:
+    net = Keeping()
+    own = cores.twin(net)
+    assert all(a is b for a, b in zip(net.parameters(), own.parameters(), strict=True))
+    assert not any(a is b for a, b in zip(net.buffers(), own.buffers(), strict=True))
+
+
+def test_networks_that_could_go_wrong_side_by_side_are_taken_one_after_the_other() -> None:
+    x = torch.rand(64, 3, 8, 8)
+    assert cores.workers_for(Keeping().eval(), x) == 2
+    assert cores.workers_for(Keeping().eval(), x[:20]) == 1
+    assert cores.workers_for(Random().eval(), x) == 1
+    hooked = Keeping().eval()
+    hooked.first.register_forward_hook(lambda *_: None)
+    assert cores.workers_for(hooked, x) == 1
+    assert cores.workers_for(torch.compile(Keeping().eval(), backend="eager"), x) == 1  # type: ignore[arg-type]
+    torch.set_num_threads(1)
+    assert cores.workers_for(Keeping().eval(), x) == 1
+
+
+def test_threads_compute_in_the_precision_in_force_and_leave_the_number_of_cores() -> None:
+    a = torch.rand(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), cores.side_by_side(2) as pool:
+        seen = list(pool.map(lambda _: ((a @ a).dtype, torch.get_num_threads()), range(4)))
+    assert set(seen) == {(torch.bfloat16, 1)}
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert torch.get_num_threads() == later[0] == 2
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    def fail(net: nn.Module, item: int) -> None:
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 0"):
+        cores.spread(fail, Keeping(), [0, 1, 2], workers=2)
+    assert torch.get_num_threads() == 2
