@@ -34,6 +34,7 @@ from trimtab import draws
 from trimtab.attacks.base import check_images
 from trimtab.attacks.guard import fast
 from trimtab.certify.independence import require_independent
+from trimtab.cores import side_by_side
 from trimtab.models.memory import halving
 from trimtab.types import BadInput
 
@@ -150,7 +151,7 @@ def sampler(
         reason = str(error).splitlines()[0]
         raise BadInput(f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}") from error
     images = x.detach().movedim(1, -1).contiguous()
-    with ThreadPoolExecutor(THREADS) as pool:
+    with side_by_side(THREADS) as pool:
         advance = _counter(progress, total)
         yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
 
