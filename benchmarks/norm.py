@@ -40,7 +40,7 @@ def network_rows(title: str, net: nn.Module, size: int, batch: int, asked: Asked
     stock, others = cases(net, size, batch)
     for name, (other, wanted) in others.items():
         # A pair at a time: neighbours in time share the machine's mood.
-        times = race({"stock": stock, "steered": other}, asked.turns * STEPS)
+        times = race({"stock": stock, "steered": other}, asked.turns if asked.quick else asked.turns * STEPS)
         yield compare("norm", f"{title}, {name} / stock", times, "steered", "stock", wanted)
 
 
