@@ -20,6 +20,7 @@ from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
 from trimtab.cli.lens import Lens
+from trimtab.cli.memory import keep_freed
 from trimtab.cli.options import speaks
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.reproduce import Reproduce
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if isinstance(command, Train):
         command = command.with_overrides(overrides)
+    if not isinstance(command, Bench):  # which compares with others as their users run them
+        keep_freed()
     try:
         with ExitStack() as stack:
             if not speaks():  # of several processes the first one prints; what goes wrong, each one says

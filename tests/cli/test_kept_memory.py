@@ -1,0 +1,29 @@
+"""Freed memory stays with a command's process: the second pass takes no page from the system."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import torch
+from trimtab.cli.memory import keep_freed
+if sys.argv[1] == "keep":
+    keep_freed()
+def use(): return [torch.ones(2_000_000) for _ in range(20)]
+def taken(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use()
+before = taken()
+use()
+print(taken() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted as Linux counts them")
+def test_a_second_pass_finds_the_memory_of_the_first() -> None:
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True).stdout)
+        for how in ("keep", "give back")
+    )
+    assert kept < 100 < 10_000 < given_back
