@@ -1,4 +1,4 @@
-"""Freed memory stays with a command's process: the second pass takes no page from the system."""
+"""Freed memory stays with a command's process: the second pass takes hardly a page from the system."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ if sys.argv[1] == "keep":
     keep_freed()
 def use(): return [torch.ones(2_000_000) for _ in range(20)]
 def taken(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-use()
+use(), use()
 before = taken()
 use()
 print(taken() - before)
@@ -26,4 +26,5 @@ def test_a_second_pass_finds_the_memory_of_the_first() -> None:
         int(subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True).stdout)
         for how in ("keep", "give back")
     )
-    assert kept < 100 < 10_000 < given_back
+    assert given_back > 30_000  # of 39,062 pages of 4 kB
+    assert kept < given_back / 10
