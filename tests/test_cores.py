@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from trimtab import cores
+from trimtab import cores, norm
 from trimtab.attacks import APGD, CW, PGD, Attack, Linf, Square
 
 EPS = Linf("8/255")
@@ -37,6 +39,23 @@ class Random(Keeping):
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = super().forward(x)
         return z + torch.rand_like(z)
+
+
+class Counting(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1  # type: ignore[operator]
+        return super().forward(x)
+
+
+class Tossing(Keeping):
+    """Random by way of another library."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float(np.random.rand())  # noqa: NPY002
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +119,8 @@ def test_networks_that_could_go_wrong_side_by_side_are_taken_one_after_the_other
     x = torch.rand(64, 3, 8, 8)
     assert cores.workers_for(Keeping().eval(), x) == 2
     assert cores.workers_for(Keeping().eval(), x[:20]) == 1
-    assert cores.workers_for(Random().eval(), x) == 1
+    for kind in (Random, Counting, Tossing):
+        assert cores.workers_for(kind().eval(), x) == 1
     hooked = Keeping().eval()
     hooked.first.register_forward_hook(lambda *_: None)
     assert cores.workers_for(hooked, x) == 1
@@ -119,6 +139,45 @@ def test_threads_compute_in_the_precision_in_force_and_leave_the_number_of_cores
     thread.start()
     thread.join()
     assert torch.get_num_threads() == later[0] == 2
+
+
+def test_asking_draws_nothing() -> None:
+    net, x = Random().eval(), torch.rand(64, 3, 8, 8)
+    before = torch.get_rng_state()
+    assert cores.workers_for(net, x) == 1
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_every_thread_attacks_the_branch_in_use(batch: tuple[Tensor, Tensor]) -> None:
+    """Behind a sum nothing can be folded: the layer is still there, and must still be on its branch."""
+    torch.manual_seed(3)
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(8))
+    net = nn.Sequential(first, nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    branched = norm.add_branch(norm.steer(net.double().eval()), "adv")
+    with torch.no_grad():
+        for layer in norm.layers(branched).values():
+            layer.holder("adv").weight.mul_(-2)
+    plain = norm.release(copy.deepcopy(branched), branch="adv")
+    with norm.use(branched, branch="adv"):
+        found = PGD(EPS, steps=5)(branched, *batch)
+    torch.testing.assert_close(found, PGD(EPS, steps=5)(plain, *batch), atol=1e-12, rtol=0)
+
+
+def test_the_others_end_at_their_next_pass_once_one_fails() -> None:
+    net, passes = Keeping().eval(), []
+    x = torch.rand(2, 3, 8, 8)
+
+    def run(own: nn.Module, item: int) -> None:
+        if item == 0:
+            raise KeyboardInterrupt
+        for _ in range(10_000):  # 10 s and more
+            own(x)
+            passes.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        cores.spread(run, net, [0, 1], workers=2)
+    assert len(passes) < 1_000
+    assert not net._forward_pre_hooks
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:

@@ -9,12 +9,15 @@ that a forward pass may keep things on its modules.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
+from threading import Event
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,16 +33,11 @@ Found = TypeVar("Found")
 def workers_for(net: nn.Module, x: Tensor) -> int:
     """How many threads may work on x (N, ...) side by side: one if that is not safe, or not worth it.
 
-    A network that draws random numbers would draw them in the order in which the threads happen to run, and
-    what a hook or a compiled network does with two passes at a time is not known.
+    A network that draws random numbers, or counts what it sees, would do so in the order in which the threads
+    happen to run, and what a hook or a compiled network does with two passes at a time is not known.
     """
     workers = min(torch.get_num_threads(), MOST, len(x) // FEWEST)
-    if x.device.type != "cpu" or workers < 2 or not _plain(net):
-        return 1
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        net(x[:2])
-    return workers if torch.equal(before, torch.get_rng_state()) else 1
+    return workers if workers > 1 and x.device.type == "cpu" and _unhooked(net) and _pure(net, x[:2]) else 1
 
 
 def spread(
@@ -48,36 +46,48 @@ def spread(
     """[run(net, item) for item in items], `workers` of them at a time, each with a twin of the net."""
     if workers < 2:
         return [run(net, item) for item in items]
-    twins: SimpleQueue[nn.Module] = SimpleQueue()
-    twins.put(net)
-    for _ in range(workers - 1):
-        twins.put(twin(net))
+    twins = [net, *(twin(net) for _ in range(workers - 1))]
+    free: SimpleQueue[nn.Module] = SimpleQueue()
+    given_up = Event()
 
     def one(item: Item) -> Found:
-        own = twins.get()
+        own = free.get()
         try:
             return run(own, item)
         finally:
-            twins.put(own)
+            free.put(own)
 
-    with side_by_side(workers) as pool:
-        return list(pool.map(one, items))
+    def halt(*_: object) -> None:
+        if given_up.is_set():
+            raise RuntimeError("another thread failed, or the work was interrupted")
+
+    hooks = [own.register_forward_pre_hook(halt) for own in twins]
+    for own in twins:
+        free.put(own)
+    try:
+        with side_by_side(workers) as pool:
+            try:
+                return list(pool.map(one, items))
+            except BaseException:
+                given_up.set()  # the others end at their next pass, and are waited for
+                raise
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
 def side_by_side(workers: int) -> Iterator[ThreadPoolExecutor]:
     """A pool of threads that share torch's cores, in the precision that is in force here."""
     cores = torch.get_num_threads()
-    mixed, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    mixed = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
 
     def begin() -> None:
         torch.set_num_threads(max(1, cores // workers))
-        torch.set_autocast_enabled("cpu", mixed)
-        torch.set_autocast_dtype("cpu", dtype)
+        for device, enabled, dtype in mixed:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
 
-    # glibc gives memory of a thread back, and takes it page by page, after every pass; once it has seen a
-    # block of this size freed, it no longer does.
-    torch.empty(31 << 20, dtype=torch.uint8)
     try:
         with ThreadPoolExecutor(workers, initializer=begin) as pool:
             yield pool
@@ -90,8 +100,29 @@ def twin(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
 
 
-def _plain(net: nn.Module) -> bool:
+def _unhooked(net: nn.Module) -> bool:
     return not any(
-        module._forward_hooks or module._forward_pre_hooks or "_orig_mod" in module._modules
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "_orig_mod" in module._modules
         for module in net.modules()
     )
+
+
+@torch.no_grad()
+def _pure(net: nn.Module, x: Tensor) -> bool:
+    """Whether a pass draws no random number and writes to no parameter or buffer."""
+    chance = torch.get_rng_state()
+    before = _state(net)
+    net(x)
+    drew = not torch.equal(chance, torch.get_rng_state())
+    torch.set_rng_state(chance)
+    return not drew and before == _state(net)
+
+
+def _state(net: nn.Module) -> tuple[object, ...]:
+    numpys = np.random.get_state(legacy=False)["state"]  # noqa: NPY002, what a network may draw from
+    versions = [(id(value), value._version) for value in (*net.parameters(), *net.buffers())]
+    return random.getstate(), numpys["key"].tobytes(), numpys["pos"], versions

@@ -215,3 +215,16 @@ def test_bad_input_is_told_in_one_sentence():
         adapt.stream(model, prior=-1)
     with pytest.raises(BadInput, match="estimator"):
         adapt.per_batch(model, estimator="mode")
+
+
+def test_under_a_branch_it_is_that_branch_that_adapts() -> None:
+    torch.manual_seed(0)
+    net = norm.add_branch(norm.steer(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()).double().eval()), "adv")
+    with torch.no_grad():
+        layer = norm.layers(net)["0"]
+        layer.holder("adv").running_mean.add_(1)
+    x = 3 + 2 * torch.randn(16, 3, 4, 4, dtype=torch.float64)
+    with norm.use(net, branch="adv"):
+        frozen, wanted = adapt.frozen(net, x, rho=0.6), adapt.per_batch(net, rho=0.6)(x)
+        assert torch.allclose(frozen(x), wanted)
+    assert not torch.allclose(frozen(x), net(x))

@@ -168,3 +168,35 @@ def test_a_buffer_that_the_forward_pass_replaces_is_put_back():
     PGD(Linf("4/255"), steps=2)(model, inner_images(), torch.zeros(24, dtype=torch.long))
     assert model.n is held
     assert float(held) == 0
+
+
+def test_a_steered_network_without_running_statistics_is_attacked_as_the_stock_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten())
+    net = nn.Sequential(net, nn.Linear(4 * 36, 3)).double().eval()
+    x, y = torch.rand(6, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
+    stock = PGD(Linf("4/255"), steps=3)(net, x, y)
+    torch.testing.assert_close(PGD(Linf("4/255"), steps=3)(norm.steer(net), x, y), stock)
+
+
+def test_images_and_labels_made_in_inference_mode_can_be_attacked(model, images):
+    with torch.inference_mode():
+        x, y = images[0] * 1, images[1] * 1
+    assert torch.equal(PGD(Linf("4/255"), steps=2)(model, x, y), PGD(Linf("4/255"), steps=2)(model, *images))
+
+
+def test_a_buffer_that_a_pass_fills_is_empty_again(images):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(images[0][0].numel(), 10)
+            self.register_buffer("scale", None)
+
+        def forward(self, x):
+            if self.scale is None:
+                self.scale = torch.ones(())
+            return self.linear(x.flatten(1)) * self.scale
+
+    net = Late().eval()
+    PGD(Linf("4/255"), steps=1)(net, *images)
+    assert net.scale is None

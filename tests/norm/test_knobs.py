@@ -411,6 +411,15 @@ def test_shift_gradients_from_the_affine_ones_equal_those_of_an_explicit_zero_sh
 COMBINED: dict[str, dict[str, Any]] = {
     "groups": {"groups": 2},
     "route": {"branch": [("adv", 4), ("main", 2)], "groups": 2},
+    "route, affine shared": {"branch": [("adv", 4), ("main", 2)], "halves": {"affine": False}},
+    "route, statistics shared": {"branch": [("adv", 4), ("main", 2)], "halves": {"statistics": False}},
+    "route, blend, affine shared": {
+        "branch": [("adv", 4), ("main", 2)],
+        "source": "blend",
+        "rho": 0.4,
+        "halves": {"affine": False},
+    },
+    "shift of a route": {"branch": [("adv", 4), ("main", 2)], "shifted": True, "halves": {"affine": False}},
     "blend": {"source": "blend", "rho": 0.4},
     "blend of variances in groups": {"source": "blend", "rho": 0.4, "blend_of": "var", "groups": 2},
     "shift": {"groups": 2, "shifted": True},
@@ -422,7 +431,7 @@ COMBINED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", COMBINED)
 def test_derivatives_equal_finite_differences(name: str, order: str) -> None:
     knobs = dict(COMBINED[name])
-    layer = steered(season(nn.BatchNorm2d(2).double()), "adv")
+    layer = steered(season(nn.BatchNorm2d(2).double()), "adv", **knobs.pop("halves", {}))
     x = images(6, 2, 1, 2).requires_grad_()
     d_mu = torch.tensor([0.2, -0.1], dtype=torch.float64, requires_grad=True)
     d_sigma = torch.tensor([-0.3, 0.1], dtype=torch.float64, requires_grad=True)
@@ -437,6 +446,31 @@ def test_derivatives_equal_finite_differences(name: str, order: str) -> None:
     check = torch.autograd.gradcheck if order == "first" else partial(torch.autograd.gradgradcheck, atol=1e-4)
     with norm.use(layer, update=False, **knobs):
         assert check(f, inputs)
+
+
+@pytest.mark.parametrize("halves", [{"affine": False}, {"statistics": False}, {}], ids=str)
+def test_parameter_gradients_are_the_same_when_they_are_to_be_differentiated(halves: dict[str, bool]) -> None:
+    layer = steered(season(nn.BatchNorm2d(C).double()), "adv", **halves)
+    x, wrt = images(8, C, 4, 3), list(layer.parameters())
+    with norm.use(layer, branch=[("adv", 6), ("main", 2)], update=False):
+        loss = (layer(x) ** 3).sum()
+        once = torch.autograd.grad(loss, wrt, retain_graph=True)
+        again = torch.autograd.grad(loss, wrt, create_graph=True)
+    assert close([g.detach() for g in again], once)
+
+
+def test_a_small_shift_is_not_lost_in_a_narrow_network() -> None:
+    layer = norm.steer(season(nn.BatchNorm2d(C))).bfloat16()
+    tiny = torch.full((C,), 1e-3)
+    x = images(64, C, 4, 3).to(torch.bfloat16)
+    with norm.use(layer, shift={"": norm.Shift(sigma=tiny)}, update=False, groups=1):
+        shifted = layer(x).detach().double()
+    exact = copy.deepcopy(layer).double().train()
+    with norm.use(exact, update=False):
+        plain = exact(x.double()).detach()
+    beta = exact.bias.detach().view(1, -1, 1, 1)
+    slope = ((shifted - beta) * (plain - beta)).sum() / ((plain - beta) ** 2).sum()  # rounding averages out
+    assert float(slope) == pytest.approx(1.001, abs=2e-4)
 
 
 def test_only_what_needs_a_gradient_gets_one(layer: nn.Module, x: Tensor) -> None:

@@ -341,3 +341,22 @@ def test_relus_overwrite_only_what_nobody_else_reads() -> None:
     assert [getattr(folded, name).inplace for name in named] == [True, True, False, False]
     assert not any(getattr(model, name).inplace for name in named)
     assert agree(model, folded, images(4, 2, 5, 5))
+
+
+def test_tracing_leaves_nothing_on_the_copy() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+            self.grid: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.grid is None:
+                self.grid = torch.ones_like(x[:1, :1])
+            z: Tensor = self.body(x) * self.grid
+            return z.flatten(1)
+
+    net, x = Lazy().eval(), torch.rand(4, 3, 2, 2)
+    folded = norm.fold(net, x)
+    torch.testing.assert_close(folded(x), net(x))
+    torch.testing.assert_close(norm.fold(Lazy().eval())(x).shape, net(x).shape)

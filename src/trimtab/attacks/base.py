@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -98,7 +99,7 @@ class Attack:
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
-            victim = Victim(net, clean, y.long(), seed, draws.ids_of(x, ids), coupled, judged)
+            victim = Victim(net, clean, y.long().clone(), seed, draws.ids_of(x, ids), coupled, judged)
             found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
@@ -108,13 +109,13 @@ class Attack:
 
 
 def in_slices(run: Callable[[Victim], Outcome], victim: Victim, refills: bool) -> Outcome:
-    """Run an attack on a few images at a time, on all cores. None depends on another; only time changes."""
+    """Run an attack on a few images at a time, on all cores. None depends on another, up to rounding."""
     n, workers = len(victim.x), workers_for(victim.net, victim.x)
-    rounds = 1 if refills else math.ceil(n / (victim.at_once * workers))
-    size = math.ceil(n / (rounds * workers))
-    slices = [slice(start, start + size) for start in range(0, n, size)]
-    if len(slices) == 1:
+    many = workers if refills else workers * math.ceil(n / (victim.at_once * workers))
+    if many == 1:
         return run(victim)
+    ends = [n * k // many for k in range(many + 1)]
+    slices = [slice(*both) for both in pairwise(ends)]
 
     def one(net: nn.Module, at: slice) -> Outcome:
         return run(replace(victim, net=net, x=victim.x[at], y=victim.y[at], ids=victim.ids[at]))

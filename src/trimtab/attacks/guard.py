@@ -28,11 +28,9 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         )
     modes = [(module, module.training) for module in model.modules()]
     flags = [(p, p.requires_grad, p.grad, p._version) for p in model.parameters()]
-    buffers = [
-        (module, name, held, held.clone(), held._version)
-        for module in model.modules()
-        for name, held in module._buffers.items()
-        if held is not None
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [
+        (held, held.clone(), held._version) for _, own in buffers for held in own.values() if held is not None
     ]
     marks = [(module, module.snapshot()) for module in model.modules() if isinstance(module, adapt.Stream)]
     try:
@@ -40,14 +38,16 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             if source is not None and norm.layers(model):
-                stack.enter_context(norm.use(model, source=source, update=False, groups=None, shift=None))
+                # As a stock layer in eval mode: by running statistics, wherever it keeps some.
+                stack.enter_context(norm.use(model, source=None, update=False, groups=None, shift=None))
             yield model
     finally:
         for module, training in modes:
             module.training = training
         with torch.no_grad():
-            for module, name, held, before, version in buffers:
-                module._buffers[name] = held
+            for module, own in buffers:
+                module._buffers.update(own)
+            for held, before, version in values:
                 if held._version != version:
                     held.copy_(before)
         for stream, mark in marks:

@@ -3,7 +3,8 @@
 setting       the five knobs as one frozen value
 layer         the steered layer: route, group, take moments, normalise, learn
 moments       the arithmetic behind it
-parts         its full-size passes, fused, with statistics that depend on the batch
+groups        its full-size passes, fused, where each group has statistics of its own
+parts         the same for blends and for statistics that parts or processes share
 synchronise   moments over all processes
 surgery       steer, release, branches
 steering      use, observe, layers

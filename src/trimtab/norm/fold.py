@@ -104,14 +104,17 @@ class _Tracer(fx.Tracer):
 
     def attempt(self, model: nn.Module) -> fx.Graph | None:
         """The graph of the model; none if it cannot be traced."""
-        held = [(module, dict(module._buffers)) for module in model.modules()]
+        held = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
         try:
             return self.trace(model)
         except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
             return None
         finally:
-            for module, buffers in held:
-                module._buffers.update(buffers)  # a forward pass that replaces one would leave a proxy there
+            for module, attributes, buffers in held:  # a forward pass that sets one leaves a proxy there
+                vars(module).clear()
+                vars(module).update(attributes)
+                module._buffers.clear()
+                module._buffers.update(buffers)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.fixed or super().is_leaf_module(m, module_qualified_name)
@@ -166,8 +169,8 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
 def _frozen_copy(model: nn.Module) -> nn.Module:
     frozen = copy.deepcopy(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
-        # A copy starts at rest; this one goes on where the model is, unobserved.
-        layer.setting = replace(original.setting, observe=None)
+        # A copy starts at rest; this one rests where the model is, unobserved, and so do copies of it.
+        layer.rest = layer.setting = replace(original.setting, observe=None)
     return frozen.eval().requires_grad_(False)
 
 

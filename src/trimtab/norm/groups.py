@@ -122,14 +122,13 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *vectors = ctx.saved_tensors
+        vectors = own_nodes(vectors) if torch.is_grad_enabled() else vectors
         lines = list(map(Line, *(vectors[k::3] for k in range(3)), ctx.through))
         if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
             y = _plain(x, ctx.cut, lines, ctx.eps)
             inputs = [x, *(value for own in lines for value in own)]
-            needs = ctx.needs_input_grad[3:]
-            wanted = [value for value, need in zip(inputs, needs, strict=True) if need]
-            found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
-            return None, None, None, *(next(found) if need else None for need in needs)
+            found = gradients([y], inputs, [grads[0]], ctx.needs_input_grad[3:], create_graph=True)
+            return None, None, None, *found
         return None, None, None, *_fused_backward(ctx, x, lines, grads[0])
 
 
@@ -150,17 +149,46 @@ def _fused_backward(ctx: Any, x: Tensor, lines: list[Line], dy: Tensor) -> list[
             inward, constant = torch.addcmul(inward, leaning, ratio), constant - leaning
         share = rate / -m.n
         pull = inward * (share * rate)
-        affine(part, pull, constant * share - pull * m.mean, cut, out)
-        cut.within(out).addcmul_(cut.within(slope), over(scale, part))
+        pull_back(part, slope, scale, pull, constant * share, m.mean, cut, out)
     return [None if dx is None else dx.to(x.dtype), *found]
 
 
 def sums_over(x: Tensor, dy: Tensor, mean: Tensor, rate: Tensor, cut: Groups) -> tuple[Tensor, Tensor]:
     """sum dy (x - mean) rate and sum dy, per group and channel: the stock layer's kernel."""
+    one = torch.ones_like(mean[0])  # a weight, without which a GPU gives no sums
     each = [
         torch.ops.aten.native_batch_norm_backward(
-            slope, group, None, None, None, at, by, True, 0.0, [False, True, True]
+            slope, group, one, None, None, at, by, True, 0.0, [False, True, True]
         )
         for slope, group, at, by in zip(dy.chunk(cut.each), x.chunk(cut.each), mean, rate, strict=True)
     ]
     return torch.stack([dot for _, dot, _ in each]), torch.stack([total for _, _, total in each])
+
+
+def pull_back(
+    part: Tensor,
+    slope: Tensor,
+    scale: Tensor,
+    pull: Tensor,
+    constant: Tensor,
+    mean: Tensor,
+    cut: Groups,
+    out: Tensor,
+) -> None:
+    """out = scale slope + pull (part - mean) + constant, with (groups, C) vectors."""
+    affine(part, pull, constant - pull * mean, cut, out)
+    cut.within(out).addcmul_(cut.within(slope), over(scale, part))
+
+
+def own_nodes(vectors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The same vectors, each a node of its own: parts may share one, and each is owed only its share."""
+    return [None if v is None else v.view_as(v) for v in vectors]
+
+
+def gradients(
+    of: list[Tensor], wrt: list[Any], slopes: list[Tensor], needs: Sequence[bool], create_graph: bool = False
+) -> list[Any]:
+    """Gradients with respect to those that need one, None for the others."""
+    wanted = [value for value, need in zip(wrt, needs, strict=True) if need]
+    each = iter(torch.autograd.grad(of, wanted, slopes, True, create_graph, allow_unused=True))
+    return [next(each) if need else None for need in needs]

@@ -121,6 +121,10 @@ class Steered(Holder):
 
     # ---- answers of the stock layer, where a knob is None -----------------------------------------------
 
+    def branch_now(self) -> str:
+        """The branch in force; where a batch is routed to several, "main"."""
+        return self.setting.branch if isinstance(self.setting.branch, str) else MAIN
+
     def source_now(self) -> str:
         if self.setting.source is not None:
             blends_nothing = self.setting.source == "blend" and self.setting.rho == 0
@@ -290,7 +294,8 @@ def _union(layer: Steered, seen: list[Moments]) -> Moments:
 
 @torch.no_grad()
 def _learn(layer: Steered, holder: Holder, batch: Moments, update: bool | float | str) -> None:
-    holder.num_batches_tracked.add_(1)
+    if holder.num_batches_tracked is not None:
+        holder.num_batches_tracked.add_(1)
     momentum: Any = layer.momentum if update is True else update
     if momentum is None or momentum == "average":
         momentum = 1.0 / holder.num_batches_tracked.to(holder.running_mean.dtype)

@@ -1,7 +1,6 @@
 """The arithmetic of batch statistics: take them, pool them, blend them, normalise with them.
 
-Everything is differentiable, and every full-size pass is one of PyTorch's fused kernels: what differs
-from stock batch normalisation is always expressed in vectors of one value per channel.
+What differs from stock batch normalisation is always expressed in vectors of one value per channel.
 """
 
 from __future__ import annotations
@@ -148,13 +147,14 @@ class Line(NamedTuple):
 
 def line(like: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None) -> Line:
     """A layer's line, as if its statistics were shifted."""
-    gamma = torch.ones_like(like) if weight is None else weight
-    beta = torch.zeros_like(like) if bias is None else bias
+    gamma = torch.ones_like(like) if weight is None else weight.to(like.dtype)
+    beta = torch.zeros_like(like) if bias is None else bias.to(like.dtype)
     if shift is None:
         return Line(gamma, beta, None, False)
     if shift.sigma is not None:
-        gamma = gamma * (1 + shift.sigma)
-    return Line(gamma, beta, None if shift.mu is None else -gamma * shift.mu, shift.through)
+        gamma = gamma * (1 + shift.sigma.to(like.dtype))
+    tilt = None if shift.mu is None else -gamma * shift.mu.to(like.dtype)
+    return Line(gamma, beta, tilt, shift.through)
 
 
 def shifted(

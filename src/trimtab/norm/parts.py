@@ -1,7 +1,8 @@
-"""Normalising the parts of a batch, in groups, with statistics that depend on the batch.
+"""Blends, statistics that parts or processes share, and estimators of the user's own.
 
-Whatever the knobs say, the output of a group of images is  scale (x - centre) + offset  with one value
-per channel, and scale and offset follow from the moments of all groups by arithmetic on such vectors.
+Where each group is normalised by nothing but its own mean and variance, `groups` is quicker. In general the
+output of a group of images is  scale (x - centre) + offset  with one value per channel, and scale and
+offset follow from the moments of all groups by arithmetic on such vectors.
 Autograd differentiates that arithmetic; the full-size steps are few and fused, as in the stock layer:
 forward the moments and the map, backward the two sums that the stock kernel takes, and
 
@@ -19,7 +20,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trimtab.norm.groups import Groups, affine, over, sums_over, take_moments
+from trimtab.norm.groups import (
+    Groups,
+    affine,
+    gradients,
+    over,
+    own_nodes,
+    pull_back,
+    sums_over,
+    take_moments,
+)
 from trimtab.norm.moments import moments
 from trimtab.norm.setting import Moments
 
@@ -83,8 +93,9 @@ class _Fused(torch.autograd.Function):
         x, *vectors = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
+            vectors = own_nodes(vectors)
             y, _ = _plain(x, ctx.plan, vectors, moments)
-            found = _gradients([y], [x, *vectors], [grads[0]], needs, create_graph=True)
+            found = gradients([y], [x, *vectors], [grads[0]], needs, create_graph=True)
             return None, None, *found
         return None, None, *_fused_backward(ctx, x, grads[0], needs)
 
@@ -97,7 +108,7 @@ def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> l
     ]
     d_scales, d_offsets = zip(*sums, strict=True)
     leaves = [value for m in ctx.own for value in (m.mean, m.var)]
-    found = _gradients(
+    found = gradients(
         [*ctx.scales, *ctx.offsets],
         [*leaves, *ctx.leaves],
         [*d_scales, *d_offsets],
@@ -111,19 +122,8 @@ def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> l
     rows = cut.parts(x, dy, dx, ctx.own, ctx.scales, d_moments[::2], d_moments[1::2])
     for part, slope, out, m, scale, d_mean, d_var in rows:
         pull = 2 * d_var / m.n
-        affine(part, pull, d_mean / m.n - pull * m.mean, cut, out)
-        cut.within(out).addcmul_(cut.within(slope), over(scale, part))
+        pull_back(part, slope, scale, pull, d_mean / m.n, m.mean, cut, out)
     return [dx.to(x.dtype), *d_vectors]
-
-
-def _gradients(
-    of: list[Tensor], wrt: list[Any], slopes: list[Tensor], needs: Sequence[bool], create_graph: bool = False
-) -> list[Any]:
-    """Gradients with respect to those that need one, None for the others."""
-    wanted = [value for value, need in zip(wrt, needs, strict=True) if need]
-    found = torch.autograd.grad(of, wanted, slopes, True, create_graph, allow_unused=True)
-    each = iter(found)
-    return [next(each) if need else None for need in needs]
 
 
 def _leaf(value: Tensor, differentiable: bool) -> Tensor:

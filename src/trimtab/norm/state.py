@@ -71,16 +71,22 @@ def recalibrate(model: nn.Module, batches: Iterable[Any], branch: str = MAIN) ->
 
 @torch.no_grad()
 def adopt(
-    model: nn.Module, seen: dict[str, Moments], rho: float = 1.0, blend_of: str = "std", branch: str = MAIN
+    model: nn.Module,
+    seen: dict[str, Moments],
+    rho: float = 1.0,
+    blend_of: str = "std",
+    branch: str | None = None,
 ) -> nn.Module:
     """Make the moments that `observe` saw the running statistics of a branch, or `rho` of them.
+
+    Without a name it is the branch in force.
 
     What a pass with `source="blend"` and the same rho normalised with, a later pass with running
     statistics then reproduces. Layers that were not seen, or never got the branch, stay as they are.
     """
     for name, layer in steered_layers(model).items():
-        if name in seen and branch in layer.branch_names and layer.keeps_statistics:
-            holder = layer.statistics_holder(branch)
+        if name in seen and branch in (None, *layer.branch_names) and layer.keeps_statistics:
+            holder = layer.statistics_holder(branch or layer.branch_now())
             mean, var = blend(seen[name], holder.running_mean, holder.running_var, rho, blend_of, layer.eps)
             holder.running_mean.copy_(mean)
             holder.running_var.copy_(var)

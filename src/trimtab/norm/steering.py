@@ -74,7 +74,9 @@ def use(
     An omitted knob keeps what an outer `use` gave it; `None` puts it back to stock behaviour. `branch`
     is a name or a route, (name, count) pairs that split the batch in order; a layer without that branch
     stays on "main". `shift` maps names from `layers(module)` to `Shift`s; layers not named are unshifted.
-    The backward pass of what ran inside belongs inside, too.
+    The backward pass of what ran inside belongs inside, too. Activation checkpointing runs a layer twice:
+    with statistics that learn and normalise at once ("running" or "blend" with an update) it reads others
+    in the second run.
     """
     steered = steered_layers(module)
     knobs: dict[str, Any] = {

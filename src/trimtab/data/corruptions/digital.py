@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -111,17 +110,11 @@ def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
 
 
 def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
-    """Through Pillow's encoder and back, large images on as many threads as torch uses."""
+    """Through Pillow's encoder and back, one by one: threads would wait for each other's turn in Python."""
     images = torch.stack(x.to("cpu", torch.uint8).unbind(1), dim=-1).numpy()  # (N, H, W, C)
     coded = np.empty_like(images)
-    code = partial(_through_jpeg, quality=int(quality))
-    threads = torch.get_num_threads() if images[0].size >= 1 << 15 else 1
-    if threads == 1:  # also for small images: most of their time is Python's, which threads cannot share
-        for image, target in zip(images, coded, strict=True):
-            code(image, target)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(code, images, coded))
+    for image, target in zip(images, coded, strict=True):
+        _through_jpeg(image, target, int(quality))
     return torch.from_numpy(coded).permute(0, 3, 1, 2).to(x.device)
 
 
