@@ -22,7 +22,7 @@ from trimtab.cores import spread, workers_for
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
-SLICE = 32
+SLICE = 64
 """Images that a core works on at once: their features fit its cache."""
 
 
