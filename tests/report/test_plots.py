@@ -27,6 +27,9 @@ CHARTS: dict[str, Callable[[], plots.Chart]] = {
     "ligs": lambda: plots.usefulness_against_ligs(
         {"first": [(0.9, 0.5), (0.8, 0.7)], "second": [(0.9, 0.6)]}
     ),
+    "landscape": lambda: plots.landscape_walk(
+        {"first": {0.0: 2.3, 0.1: 1.9}, "second": {0.0: 2.3, 0.1: 2.6}}
+    ),
     "branches": lambda: plots.branch_statistics({"first": [0.1, -0.2], "second": [0.0, 0.3]}),
     "overview": lambda: plots.overview({"first": {"clean": SPREAD}, "second": {"clean": SPREAD}}),
     "corruptions": lambda: plots.corruption_map(

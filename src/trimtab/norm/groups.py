@@ -143,10 +143,11 @@ def _fused_backward(ctx: Any, x: Tensor, lines: list[Line], dy: Tensor) -> list[
         found += [dot.sum(0), total.sum(0), d_tilt, None]
         if dx is None:
             continue
+        # dx = scale dy - ((gamma - tilt) sum dy + h (gamma sum h dy + tilt r sum dy)) / (sigma n)
         inward, constant = own.gamma * dot, own.gamma * total
         if own.tilt is not None and own.through:
-            leaning = own.tilt * total
-            inward, constant = torch.addcmul(inward, leaning, ratio), constant - leaning
+            tilted = own.tilt * total
+            inward, constant = torch.addcmul(inward, tilted, ratio), constant - tilted
         share = rate / -m.n
         pull = inward * (share * rate)
         pull_back(part, slope, scale, pull, constant * share, m.mean, cut, out)

@@ -61,7 +61,8 @@ def tolerance_curve(series: Series, title: str = "Tolerance to moved statistics"
 
 
 def usefulness_against_ligs(
-    runs: Mapping[str, Sequence[tuple[float, float]]], title: str = "Usefulness against LIGS over the epochs"
+    runs: Mapping[str, Sequence[tuple[float, float]]],
+    title: str = "Usefulness against LIGS (points grow with the epochs)",
 ) -> Chart:
     """The path of each training in the plane of (LIGS, accuracy), one point per epoch."""
     rows = [
@@ -77,7 +78,27 @@ def usefulness_against_ligs(
         tooltip=["series:N", "epoch:Q", "LIGS:Q", alt.Tooltip("value:Q", title="accuracy (%)")],
         **_identity(list(runs)),
     )
-    return _layered(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=50))
+    size = alt.Size("epoch:Q", scale=alt.Scale(range=[15, 150]), legend=None)
+    return _layered(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True).encode(size=size))
+
+
+def landscape_walk(
+    walks: Mapping[str, Mapping[float, float]], title: str = "The loss along the step that training takes"
+) -> Chart:
+    """The loss after a step of length eta against the gradient; what is smooth is easy to train."""
+    rows = [
+        {"series": name, "eta": eta, "loss": float(f"{loss:.4g}")}
+        for name, walk in walks.items()
+        for eta, loss in sorted(walk.items())
+    ]
+    about = "Lines of the training loss over the length of one step along the negative gradient."
+    base = _base(rows, title, about).encode(
+        x=alt.X("eta:Q", title="length of the step, in gradients (eta)"),
+        y=alt.Y("loss:Q", title="cross-entropy (nats)", scale=alt.Scale(zero=False)),
+        tooltip=["series:N", "eta:Q", "loss:Q"],
+        **_identity(list(walks)),
+    )
+    return _layered(base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=60))
 
 
 def branch_statistics(
