@@ -66,6 +66,8 @@ def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str,
     lines = [f"# The claims of the five papers, at scale {scale}", "", HEAD, ""]
     counts = {word: sum(one.verdict == word for one in ran) for word in VERDICTS}
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    early = sum(0 < len(one.rows) < planned_seeds(one) for one in ran)
+    told += f"; {early} of these verdicts are provisional, with seeds still to come" if early else ""
     lines += [
         f"Of {len(results)} claims {len(ran)} were run: {told}. {chance(ran)} {budget(scale, times)}",
         "",
@@ -77,12 +79,26 @@ def page(scale: str, results: Sequence[Result], times: Mapping[str, Mapping[str,
     for one in results:
         minutes = f"{sum(times.get(one.claim.id, {}).values()) / 60:.1f}" if one.rows else ""
         link = f"[{one.claim.id}](#{one.claim.id.lower()})"
-        seeds = f"{len(one.rows) or ''}" + (f", {len(one.failed)} failed" if one.failed else "")
-        cells = (link, one.claim.sentence, one.verdict, seeds, minutes)
+        cells = (link, one.claim.sentence, told_verdict(one), seeds_of(one), minutes)
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     for one in results:
         lines += ["", *_section(one)]
     return "\n".join(lines) + "\n"
+
+
+def planned_seeds(one: Result) -> int:
+    return seeds_for(one.claim, scale_of(one.scale, one.claim.paper))
+
+
+def told_verdict(one: Result) -> str:
+    """The verdict; provisional while seeds are still to come, since looking early is no test."""
+    early = 0 < len(one.rows) < planned_seeds(one)
+    return f"{one.verdict}, provisional" if early else one.verdict
+
+
+def seeds_of(one: Result) -> str:
+    failed = f", {len(one.failed)} failed" if one.failed else ""
+    return f"{len(one.rows)} of {planned_seeds(one)}{failed}" if one.rows or one.failed else ""
 
 
 def amounts_of(scale: str) -> list[str]:
@@ -112,7 +128,7 @@ VERDICTS = (REPRODUCED, REFUTED, INCONCLUSIVE, EXEMPT)
 
 
 def _section(one: Result) -> list[str]:
-    lines = [f"## {one.claim.id}", "", f"{one.claim.sentence}. **{one.verdict.capitalize()}.**", ""]
+    lines = [f"## {one.claim.id}", "", f"{one.claim.sentence}. **{told_verdict(one).capitalize()}.**", ""]
     if one.note:
         lines += [f"{one.note[0].upper()}{one.note[1:]}.", ""]
     if not one.rows:
