@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trimtab import measure, models, norm, train
 from trimtab.attacks import FGSM, Linf
 from trimtab.data import ImageSet, load
 from trimtab.evaluate import Clean, Corrupted, run, runs
@@ -70,3 +71,20 @@ def test_examples_were_right_before_and_are_wrong_after(images: ImageSet, tmp_pa
         assert gallery.pictures
         assert {picture.caption for picture in gallery.pictures} <= {"boot → bag", "bag → boot"}
     assert not found.trials  # it has no statistics to try
+
+
+def test_charts_show_tolerance_branches_and_the_path_of_a_watched_run(tmp_path: Path) -> None:
+    sample = load("sample", "test").subset(slice(0, 64))
+    told = {"objective": "mixture", "epochs": 2, "model": "net:resnet8,width=4"}
+    watch = [measure.usefulness(sample)]
+    train.fit(None, None, train.read_recipe("smoke", told), tmp_path / "run", callbacks=watch)
+    model = models.load(f"file:{tmp_path / 'run'}").eval()
+    store = tmp_path / "store.sqlite"
+    card = run(model, sample, [Clean()], store, name=f"file:{tmp_path / 'run'}")
+    tolerance, branches, path = (chart.to_dict() for chart in gather(model, sample, card, store).charts)
+    told_accuracy = {row["series"]: row["value"] for row in tolerance["data"]["values"] if row["shift"] == 0}
+    assert set(told_accuracy.values()) == {round(100 * card.rows[0].accuracy, 2)}
+    means = [row["value"] for row in branches["data"]["values"] if row["series"] == "adv"]
+    wanted = norm.running(model, "adv")["net.bn1"].mean
+    torch.testing.assert_close(torch.tensor(means), wanted, atol=0, rtol=1e-3)
+    assert [row["epoch"] for row in path["data"]["values"]] == [1, 2]

@@ -4,7 +4,9 @@ Audit       the normalisation layers, compared with the sample
 Trial       clean and disturbed images under running, per-batch and frozen statistics: what advice rests on
             if the card itself knows only one norm state; batches of several sizes say how large one must be
 Examples    images that an attack turned (if they were kept) and that the harshest corruption turned
-Cost        about 40 forward passes over the sample; no gradients
+Charts      accuracy over moved statistics; the branches' statistics side by side; of a run that was watched
+            (`measure.usefulness`), its path through accuracy and LIGS
+Cost        about 50 forward passes over the sample, and one gradient for the statistics
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab import norm
+from trimtab import measure, norm
 from trimtab.data import as_set, corrupt
 from trimtab.data.sets import Batch, Images
 from trimtab.evaluate import (
@@ -36,10 +38,12 @@ from trimtab.evaluate import (
 )
 from trimtab.evaluate.store import DEFAULT
 from trimtab.evaluate.suites import SAMPLE
+from trimtab.report import plots
 from trimtab.report.page import Extras
 from trimtab.report.pictures import Gallery, examples
 from trimtab.report.tables import names
 from trimtab.report.words import harshest
+from trimtab.train.runs import existing
 from trimtab.types import BadInput
 
 BATCHES = (8, 16, 64)
@@ -71,8 +75,29 @@ def gather(
         audits={name: audit},
         trials={name: trial([Clean(), *disturbed], (Running(), PerBatch(), Frozen(images=n)), n)},
         batch_sizes={name: by_size},
+        charts=tuple(_charts(model, held.take(torch.arange(n)), card)),
         galleries=tuple(_galleries(model, held, card, store)),
     )
+
+
+def _charts(model: nn.Module, batch: Batch, card: Card) -> Iterator[plots.Chart]:
+    copied = norm.steer(norm.copied(model)).eval()
+    like = next(copied.parameters())
+    on_device = [(batch.x.to(like), batch.y.to(like.device))]
+    series: dict[str, dict[float, float]] = {}
+    for row in measure.tolerance(copied, on_device, attacks=("sign step (APART)", "random signs")):
+        series.setdefault(row["attack"], {})[row["eps"]] = row["accuracy"]
+    yield plots.tolerance_curve(series)
+    several = {name: layer for name, layer in norm.layers(copied).items() if len(layer.branch_names) > 1}
+    for name, layer in [*several.items()][:1]:
+        means = {one: norm.running(copied, one)[name].mean.tolist() for one in layer.branch_names}
+        yield plots.branch_statistics(means, "running mean", name)
+    folder = Path(card.model.removeprefix("file:"))
+    if card.model.startswith("file:") and (folder / "recipe.yaml").is_file():
+        watched = [epoch for epoch in existing(folder).metrics() if "ligs" in epoch]
+        if len(watched) > 1:
+            path = [(epoch["ligs"], epoch["usefulness"]) for epoch in watched]
+            yield plots.usefulness_against_ligs({card.model: path})
 
 
 def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | Path) -> Iterator[Gallery]:
