@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import trimtab
-from trimtab import models, norm
+from trimtab import data, models, norm
 from trimtab.cli import main
+from trimtab.construct.advbn_images import top_k
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +161,19 @@ def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):
     assert found["sigma 0.25"]["statistics"].startswith("frozen on 16 noisy training images")
     found = as_json(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10")
     assert found["sigma 0.25"]["statistics"] == "as stored in the model"
+
+
+def test_advbn_images_hurt_more_than_their_reconstructions():
+    found = {}
+    for kind in ("AdvBN", "reconstructed"):
+        given = ("--split", "test", "--limit", "96", "--decoder", "1000", "4", "--out", f"{kind}.npz")
+        assert main(["construct", kind, "zoo:sample-standard", *given]) == 0
+        made = data.load(f"npz:{kind}.npz", "test")
+        assert torch.equal(
+            made.take(torch.arange(96)).y, data.load("sample", "test").take(torch.arange(96)).y
+        )
+        found[kind] = top_k(trimtab.load("zoo:sample-standard").eval(), made, (1,))[1]
+    assert found["AdvBN"] < found["reconstructed"]
 
 
 def test_lens_and_construct_run(capsys, saved):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -12,14 +13,15 @@ from trimtab.cli.options import Json, Model, Seed, Split, first
 
 @dataclass(frozen=True)
 class Construct:
-    """Make D_R, D_NR, D_rand, D_det or D_conflict with a model, as an npz that --data npz:PATH reads.
+    """Make D_R, D_NR, D_rand, D_det, D_conflict or AdvBN images with a model, as an npz for --data npz:PATH.
 
-    D_R wants a robust model and D_NR a standard one; D_conflict wants --data npz:PATH of a D_R. Killed and
-    run again, it goes on.
+    D_R wants a robust model and D_NR a standard one; D_conflict wants --data npz:PATH of a D_R. AdvBN paints
+    images from features whose statistics hurt the model; `reconstructed` is its control, the same encoder
+    and decoder without the perturbation. Killed and run again, it goes on.
     """
 
     kind: tyro.conf.Positional[str]
-    """D_R, D_NR, D_rand, D_det or D_conflict."""
+    """D_R, D_NR, D_rand, D_det, D_conflict, AdvBN or reconstructed."""
     model: Model
     data: str = "sample"
     """Images with labels (`trimtab data list`)."""
@@ -27,7 +29,11 @@ class Construct:
     limit: int | None = None
     """Only the first so many images."""
     steps: int | None = None
-    """Gradient steps; 1000 for D_R and D_NR, 100 for the others, as in the papers."""
+    """Gradient steps; as in the papers 1000 for D_R and D_NR, 100 for the other D, 6 for AdvBN."""
+    cut: str = "layer1"
+    """AdvBN: the module of the model behind which the encoder ends."""
+    decoder: tuple[int, int] = (5000, 6)
+    """AdvBN: training images and epochs of the decoder."""
     out: Path | None = None
     """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
@@ -38,14 +44,14 @@ class Construct:
         from trimtab import construct, data
         from trimtab.cli import show
 
-        method = construct.construction(self.kind, **({} if self.steps is None else {"steps": self.steps}))
-        images = data.load(self.data, self.split)
-        images = first(images, self.limit)
+        model = trimtab.load(self.model)
+        images = first(data.load(self.data, self.split), self.limit)
+        method = self._method(model)
         about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
         with show.progress(f"constructing {self.kind}") as tell:
             out = construct.build(
                 method,
-                trimtab.load(self.model),
+                model,
                 images,
                 self.out or Path(f"{self.kind}.npz"),
                 self.seed,
@@ -57,3 +63,17 @@ class Construct:
         else:
             show.out.print(f"{len(images)} images are in {out}; use them as --data npz:{out}", markup=False)
         return 0
+
+    def _method(self, model: Any) -> Any:
+        from trimtab import construct, data
+        from trimtab.cli import show
+
+        steps = {} if self.steps is None else {"steps": self.steps}
+        if self.kind not in ("AdvBN", "reconstructed"):
+            return construct.construction(self.kind, **steps)
+        auto = construct.Autoencoder.of(model, self.cut, self.seed)
+        count, epochs = self.decoder
+        with show.progress("training the decoder") as tell:
+            known = first(data.load(self.data, "train"), count)
+            construct.train_decoder(auto, known, epochs, progress=lambda d, n: tell(d, n, ""))
+        return construct.AdvBNImages(auto.eval(), identical=self.kind == "reconstructed", **steps)
