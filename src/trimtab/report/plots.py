@@ -27,6 +27,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
 WIDTH, HEIGHT = 520, 260
 ACCURACY = "accuracy (%)"
+_TWO_LINES = "split(datum.label, ', ')"
+"""Long names break at their commas: a phone would cut them, and two might then read the same."""
 
 
 def iteration_curve(series: Series, title: str = "Accuracy over the attack's iterations") -> Chart:
@@ -154,8 +156,8 @@ def overview(groups: Mapping[str, Mapping[str, Point]], title: str = "All condit
     ]
     conditions = len({row["condition"] for row in rows})
     about = "Points of accuracy with 95 % intervals, one line per condition, one colour per legend entry."
-    base = _base(rows, title, about, height=max(120, conditions * (12 + 8 * len(groups)))).encode(
-        y=alt.Y("condition:N", title=None, sort=None, axis=alt.Axis(grid=True)),
+    base = _base(rows, title, about, height=max(120, conditions * (28 + 4 * len(groups)))).encode(
+        y=alt.Y("condition:N", title=None, sort=None, axis=alt.Axis(grid=True, labelExpr=_TWO_LINES)),
         yOffset=alt.YOffset("series:N", sort=list(groups)),
         tooltip=_tooltip("condition:N"),
     )
