@@ -14,7 +14,7 @@ import trimtab
 
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
-    ["types"],
+    ["types", "copies"],
     ["draws", "cores"],
     ["norm"],
     ["models", "data"],

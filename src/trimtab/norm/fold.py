@@ -9,7 +9,6 @@ the same proof the copy's ReLUs overwrite a folded layer's output, or a sum, tha
 
 from __future__ import annotations
 
-import copy
 import operator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from trimtab.copies import duplicate
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
@@ -25,12 +25,13 @@ from trimtab.norm.surgery import is_batch_norm
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
+def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None = None) -> nn.Module:
     """A frozen copy of `model` that computes what the model does in eval mode, with fewer layers.
 
     Branches and settings in force are taken over. Layers that do not normalise with running statistics,
     and pairs that tracing cannot prove, are left as they are. With an `example` batch the copy is checked
-    against the model, and given unfolded should they differ beyond rounding.
+    against the model, and given unfolded should they differ beyond rounding; if the model's answer to it
+    is known already, give it as `wanted`.
     """
     copied = _frozen_copy(model)
     tracer = _Tracer(copied)
@@ -38,7 +39,8 @@ def fold(model: nn.Module, example: Tensor | None = None) -> nn.Module:
     pairs = foldable(tracer, graph, dict(copied.named_modules())) if graph else []
     if graph is None or not pairs:
         return copied
-    wanted = None if example is None else _logits(copied, example)  # before anything is changed
+    if example is not None and wanted is None:
+        wanted = _logits(copied, example)  # before anything is changed
     for name in overwriting(graph, dict(copied.named_modules()), {norm for _, norm in pairs}):
         copied.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
@@ -167,7 +169,7 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:
-    frozen = copy.deepcopy(model)
+    frozen = duplicate(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
         # A copy starts at rest; this one rests where the model is, unobserved, and so do copies of it.
         layer.rest = layer.setting = replace(original.setting, observe=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.copies import duplicate
 from trimtab.norm.moments import blend, pool
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
 from trimtab.norm.steering import at_rest, layers, observe, steered_layers, use
@@ -97,7 +97,7 @@ def adopt(
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy that goes on with the branch in force: for it that is the resting setting, until `thaw`."""
-    made = copy.deepcopy(model)
+    made = duplicate(model)
     for layer, original in zip(layers(made).values(), layers(model).values(), strict=True):
         layer.rest = layer.setting = replace(original.rest, branch=original.setting.branch)
     return made

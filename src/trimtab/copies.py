@@ -1,0 +1,48 @@
+"""Copies of networks, made often: once for every attack, which in training means once for every step.
+
+`copy.deepcopy` takes a millisecond for every five modules, most of it for the dozen empty dictionaries that
+each of them has for hooks. Here modules are copied by hand and only what they hold goes through `deepcopy`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+
+_AS_IS = (type(None), bool, int, float, complex, str, bytes)
+_WAYS = ("__new__", "__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+_HOLDERS = (dict, OrderedDict, list, set)
+
+
+def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """`copy.deepcopy(net, memo)`, several times faster."""
+    memo = {} if memo is None else memo
+    kinds = {kind for kind in {type(module) for module in net.modules()} if _by_the_book(kind)}
+    plain = [module for module in net.modules() if type(module) in kinds and not module._compiled_call_impl]
+    for module in plain:
+        memo[id(module)] = type(module).__new__(type(module))
+    for module in plain:
+        vars(memo[id(module)]).update({name: _copied(value, memo) for name, value in vars(module).items()})
+    return copy.deepcopy(net, memo)
+
+
+def twin(net: nn.Module) -> nn.Module:
+    """A copy with the same parameters: all else is its own."""
+    return duplicate(net, {id(parameter): parameter for parameter in net.parameters()})
+
+
+def _by_the_book(kind: type) -> bool:
+    """Whether modules of a kind leave it to torch and Python how they are copied: attribute by attribute."""
+    owners = [next((base for base in kind.__mro__ if way in vars(base)), object) for way in _WAYS]
+    return all(owner is object or owner.__module__.startswith("torch.nn.modules.") for owner in owners)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, _AS_IS):
+        return value
+    if type(value) in _HOLDERS and not value:
+        return memo.setdefault(id(value), type(value)())
+    return copy.deepcopy(value, memo)

@@ -1,0 +1,103 @@
+"""Quick copies against `copy.deepcopy`: the same structure, and nothing shared that it would not share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trimtab import norm
+from trimtab.copies import duplicate, twin
+from trimtab.models import build
+
+NETS = ["resnet8", "resnet20", "vgg11", "wrn16_2"]
+
+
+def parts(net: nn.Module) -> list[tuple[str, type, list[str]]]:
+    return [(name, type(module), list(vars(module))) for name, module in net.named_modules()]
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("steered", [False, True])
+def test_a_duplicate_is_what_deepcopy_makes(name: str, steered: bool) -> None:
+    net = build(name, classes=10)
+    if steered:
+        norm.add_branch(norm.steer(net), "other")
+    quick, plain = duplicate(net), copy.deepcopy(net)
+    assert parts(quick) == parts(plain)
+    for (name, ours), (_, theirs) in zip(quick.state_dict().items(), plain.state_dict().items(), strict=True):
+        assert torch.equal(ours, theirs), name
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(quick.eval()(x), net.eval()(x))
+
+
+def test_nothing_of_a_duplicate_is_the_originals() -> None:
+    net = build("resnet8", classes=10)
+    mine = {id(thing) for thing in held(net)}
+    assert not mine & {id(thing) for thing in held(duplicate(net))}
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for value in duplicate(net).state_dict().values():
+        value.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def held(net: nn.Module) -> list[Any]:
+    """Whatever can be written to."""
+    inner = [value for module in net.modules() for value in vars(module).values()]
+    return [
+        *net.modules(),
+        *net.parameters(),
+        *net.buffers(),
+        *(v for v in inner if isinstance(v, dict | set)),
+    ]
+
+
+class Knot(nn.Module):
+    """Ties, references that are not registered, and a cache that two modules share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.again = self.first
+        self.unregistered = [self.first]
+        self.first.cache = self.second.cache = {}
+        self.offset = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.second(self.again(x)) + self.offset
+        return z
+
+
+class OwnCopy(nn.Linear):
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnCopy:
+        made = OwnCopy(self.in_features, self.out_features)
+        memo[id(self)] = made
+        made.weight.data.fill_(7.0)
+        return made
+
+
+def test_ties_and_references_stay_ties_and_references() -> None:
+    knot: Any = duplicate(Knot())
+    assert knot.second.weight is knot.first.weight
+    assert knot.again is knot.first
+    assert knot.unregistered[0] is knot.first
+    assert knot.first.cache is knot.second.cache
+    original = Knot()
+    assert duplicate(original).offset is not original.offset
+
+
+def test_a_module_that_copies_itself_in_its_own_way_may_do_so() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), OwnCopy(4, 4))
+    assert bool((duplicate(net)[1].weight == 7).all())  # type: ignore[index]
+
+
+def test_a_twin_shares_parameters_only() -> None:
+    net = build("resnet8", classes=10)
+    other = twin(net)
+    assert all(a is b for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    assert not any(a is b for a, b in zip(net.buffers(), other.buffers(), strict=True))
+    assert not any(a is b for a, b in zip(net.modules(), other.modules(), strict=True))
