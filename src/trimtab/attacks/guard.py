@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from trimtab import adapt, norm
 from trimtab.types import BadInput
 
+PROBE = 4
+"""Images that a network is tried on before it is attacked."""
+
 
 @contextmanager
-def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Module]:
-    """Freeze `model` while the block runs. `source=None` keeps the statistics that an outer `use` chose."""
+def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
+    """Freeze `model` while the block runs. `running=False` keeps the statistics that an outer `use` chose."""
     if torch.is_inference_mode_enabled():
         raise BadInput(
             "gradients cannot be taken inside torch.inference_mode(); leave it, or use torch.no_grad(), "
@@ -37,7 +40,7 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         model.eval().requires_grad_(False)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            if source is not None and norm.layers(model):
+            if running and norm.layers(model):
                 # As a stock layer in eval mode: by running statistics, wherever it keeps some.
                 stack.enter_context(norm.use(model, source=None, update=False, groups=None, shift=None))
             yield model
@@ -59,14 +62,17 @@ def guard(model: nn.Module, source: str | None = "running") -> Iterator[nn.Modul
         raise BadInput("this model changes its own parameters in a forward pass; attack a frozen copy of it")
 
 
-def fast(model: nn.Module, x: Tensor) -> nn.Module:
-    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last."""
-    probe = x[:4]
-    return norm.fold(model, probe).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
+    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last.
+
+    It is tried on the first images of `x`; what the model has `said` of them need not be asked again.
+    """
+    quick = norm.fold(model, x[:PROBE], said)
+    return quick.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @torch.no_grad()
-def couples_batch(model: nn.Module, x: Tensor) -> bool:
+def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bool:
     """Whether an image's output depends on the images beside it.
 
     A model may say so itself (`couples_batch`); else it is tried: the first images of `x`, with other
@@ -74,11 +80,12 @@ def couples_batch(model: nn.Module, x: Tensor) -> bool:
     """
     if getattr(model, "couples_batch", False):
         return True
-    own, rest = x[:2], x[2:4]
+    own, rest = x[:2], x[2:PROBE]
     if len(rest) == 0:
         return False
-    here, elsewhere = model(x[:4])[:2], model(torch.cat([own, 1 - rest]))[:2]
+    here = (model(x[:PROBE]) if said is None else said)[:2]
+    elsewhere = model(torch.cat([own, 1 - rest]))[:2]
     scale = float(here.abs().max().clamp(min=1e-6))
     if not bool((here - elsewhere).abs().max() > 1e-4 * scale):
         return False
-    return bool((here - model(x[:4])[:2]).abs().max() <= 1e-6 * scale)
+    return bool((here - model(x[:PROBE])[:2]).abs().max() <= 1e-6 * scale)

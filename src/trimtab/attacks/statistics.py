@@ -63,7 +63,10 @@ class Ascent:
             if unknown:
                 raise BadInput(f"there is no steered layer {unknown[0]!r}; norm.layers(model) lists them")
             found = {name: found[name] for name in self.layers}
-        with guard(model, source=None), norm.use(model, source=self.source, update=False, groups=self.groups):
+        with (
+            guard(model, running=False),
+            norm.use(model, source=self.source, update=False, groups=self.groups),
+        ):
             for _ in range(self.steps):
                 found = {
                     name: _map(lambda d, g: (d + step * g.sign()).clamp(-radius, radius), found[name], grad)

@@ -10,9 +10,9 @@ errors fall together; antithetic or otherwise balanced draws would break the bin
 
 **Speed.** Noise is filled into contiguous rows of (height, width, channel), which seen as (channel,
 height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Drawing
-keeps one core busy, so two threads take turns: one draws its next batch while the other's network
-computes. Each has its own copy of the network (folded, channels-last), so that a forward pass may keep
-things on its modules. Blocks of several images share a batch; classes leave the device once per round.
+keeps but one core busy, so two threads work side by side with half of the cores each. Each has its own
+copy of the network (folded, channels-last), so that a forward pass may keep things on its modules. Blocks
+of several images share a batch; classes leave the device once per round.
 """
 
 from __future__ import annotations

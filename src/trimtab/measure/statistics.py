@@ -41,7 +41,7 @@ def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
     """What one batch gives, in training's own way, beside what the running statistics say."""
     held = norm.running(model)
     steering = norm.use(model, source="batch", update=False)
-    with torch.no_grad(), guard(model, source=None), steering, norm.observe(model) as seen:
+    with torch.no_grad(), guard(model, running=False), steering, norm.observe(model) as seen:
         model(x)
     return [
         {
@@ -81,7 +81,7 @@ def tolerance(
             shifts = _shifts(ATTACKS[name], radius, model, first_x, first_y, source, groups, seed)
             right = n = 0
             steering = norm.use(model, source=source, update=False, groups=groups, shift=shifts)
-            with torch.no_grad(), guard(model, source=None), steering:
+            with torch.no_grad(), guard(model, running=False), steering:
                 for x, y in images:
                     right += int((model(x).argmax(1) == y).sum())
                     n += len(y)
