@@ -5,7 +5,8 @@ for a network without robustness and for an adversarially trained one. "As shipp
 scoring, which lets broken images leave, against the peers' last iterate; "same rule" keeps every image to
 the last iterate on both sides. Each peer is raced at the batch it is given and at the batch that suits it
 best. The bare passes are 20 input gradients of the folded network, channels last, at our own working batch:
-what nobody could do without. Memory is taken in processes of their own (peak.py).
+what nobody could do without. Both of ours run twice: in the model's precision, as the peers do, and with
+gradients in bfloat16, which none of them offers. Memory is taken in processes of their own (peak.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 import trimtab
 from benchmarks import peak
-from benchmarks.peers import ANY, EPS, LAST, PEERS, Work, contestant, images
+from benchmarks.peers import ANY, EPS, LAST, OURS, PEERS, ROUGH, Work, contestant, images
 from benchmarks.race import Asked, Row, Skipped, compare, race
 from trimtab.attacks import APGD, PGD, Linf
 from trimtab.attacks.base import SLICE
@@ -68,12 +69,14 @@ def rows(asked: Asked) -> Iterator[Row]:
 
 def pgd(fight: Fight) -> Iterator[Row]:
     sizes = fight.sizes
-    works = {name: contestant(name, fight.model, fight.steps) for name in (ANY, LAST, *PEERS)}
+    works = {name: contestant(name, fight.model, fight.steps) for name in (*OURS, *PEERS)}
     runs = {f"{n}, {size}": in_batches(w, fight, size) for n, w in works.items() for size in sizes}
     times = race(runs, fight.turns)
     best = {n: min((f"{n}, {size}" for size in sizes), key=lambda k: median(times[k])) for n in works}
-    for ours, rule, marks in ((ANY, "as shipped", MARKS[fight.kind]), (LAST, "same rule", SAME_RULE)):
-        title, size = f"PGD-{fight.steps}, {fight.kind} network, {rule}", sizes[0]
+    for ours in OURS:
+        any_iterate, rough = ours.startswith(ANY), ROUGH if ours.endswith(ROUGH) else ""
+        rule, marks = ("as shipped", MARKS[fight.kind]) if any_iterate else ("same rule", SAME_RULE)
+        title, size = f"PGD-{fight.steps}{rough}, {fight.kind} network, {rule}", sizes[0]
         for peer in PEERS:
             at = (f"{peer}, {size}", f"{ours}, {size}")
             yield compare("attacks", f"{title}, batch {size}: {peer} / ours", times, *at, marks[0])

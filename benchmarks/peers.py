@@ -15,6 +15,8 @@ Work = Callable[[Tensor, Tensor], object]
 """Takes a batch and its labels, returns images."""
 
 ANY, LAST = "trimtab, any iterate", "trimtab, last iterate"
+ROUGH = ", bfloat16 gradients"
+OURS = tuple(rule + precision for precision in ("", ROUGH) for rule in (ANY, LAST))
 PEERS = ("torchattacks", "foolbox", "ART")
 
 
@@ -30,7 +32,9 @@ def contestant(name: str, model: nn.Module, steps: int) -> Work:
     makers = {"torchattacks": _torchattacks, "foolbox": _foolbox, "ART": _art}
     if name in makers:
         return makers[name](model, steps, 2.5 * EPS / steps)
-    ours = PGD(Linf(EPS), steps, score="any" if name == ANY else "last")
+    score = "any" if name.startswith(ANY) else "last"
+    precision = "bfloat16" if name.endswith(ROUGH) else "full"
+    ours = PGD(Linf(EPS), steps, score=score, precision=precision)
     return lambda x, y: ours(model, x, y)
 
 

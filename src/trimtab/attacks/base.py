@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from trimtab import adapt, draws
 from trimtab.attacks.geometry import distance
-from trimtab.attacks.guard import couples_batch, fast, guard
+from trimtab.attacks.guard import PROBE, couples_batch, fast, guard
+from trimtab.copies import duplicate
 from trimtab.cores import spread, workers_for
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
+PRECISIONS = ("full", "bfloat16")
 SLICE = 64
 """Images that a core works on at once: their features fit its cache."""
 
@@ -55,6 +57,11 @@ class Victim:
     """Whether anyone asks what became of each image; if not, a last look at them can be saved."""
 
     @property
+    def rough(self) -> bool:
+        """Whether what the network says along with a gradient is only a guess of what it says."""
+        return isinstance(self.net, Rough)
+
+    @property
     def at_once(self) -> int:
         """How many images to work on at a time: few on a CPU, whose caches then hold their features."""
         return SLICE if self.x.device.type == "cpu" and not self.coupled else len(self.x)
@@ -67,6 +74,8 @@ class Attack:
     """Part of every result's key: raised whenever a change moves numbers."""
     refills: ClassVar[bool] = False
     """Whether `run` itself takes `at_once` images at a time; else it is given so many."""
+    precision: str = "full"
+    """What gradients are computed in; images are always judged in the model's own precision."""
     budget: Budget
 
     def __call__(
@@ -93,12 +102,14 @@ class Attack:
             raise BadInput("a stream learns from what it is shown; attack adapt.frozen or adapt.per_batch")
         with guard(model):
             given = x.detach().clone(memory_format=_form(x))
-            check_labels(model, given, y)
-            coupled = couples_batch(model, given)
-            net = model if coupled else fast(model, given)
+            said = check_labels(model, given, y)
+            coupled = couples_batch(model, given, said)
+            net = model if coupled else fast(model, given, said)
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
+            if self.precision != "full" and not coupled and not half:
+                net = rough(net, clean[:2])
             victim = Victim(net, clean, y.long().clone(), seed, draws.ids_of(x, ids), coupled, judged)
             found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
         _check_budget(found.x, clean, self.budget)
@@ -141,6 +152,37 @@ class InPrecision(nn.Module):
         return z
 
 
+class Rough(nn.Module):
+    """A network that takes gradients through a bfloat16 copy of itself, and answers for itself without them.
+
+    A gradient only shows an attack the way, where three digits do. Whether an image is misclassified is the
+    network's own answer: a pass without gradients.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.copy = InPrecision(duplicate(net).to(torch.bfloat16), torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = (self.copy if x.requires_grad and torch.is_grad_enabled() else self.net)(x)
+        return z
+
+
+def rough(net: nn.Module, x: Tensor) -> nn.Module:
+    """The network with rough gradients, tried on x."""
+    lowered = Rough(net)
+    try:
+        with torch.no_grad():
+            lowered.copy(x)
+    except RuntimeError as why:
+        raise BadInput(
+            f"this model does not run in bfloat16 ({str(why).splitlines()[0]}); leave the attack's precision "
+            'at "full"'
+        ) from why
+    return lowered
+
+
 def check_images(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
@@ -160,17 +202,19 @@ def check_images(x: Tensor, y: Tensor) -> None:
 
 
 @torch.no_grad()
-def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> None:
+def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Whether images and labels are such as the network knows; what it says of the first few (`PROBE`)."""
     weight = next(net.parameters(), x)
     if weight.is_floating_point() and weight.dtype != x.dtype:
         raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
-    z = net(x[:2])
+    z = net(x[:PROBE])
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
         raise BadInput(
             f"labels must lie in 0..{z.shape[1] - 1} for this model, found {int(y.min())} to {int(y.max())}"
         )
+    return z
 
 
 def _check_budget(x: Tensor, centre: Tensor, budget: Budget) -> None:

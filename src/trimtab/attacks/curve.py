@@ -54,9 +54,8 @@ def curve(
 
     The step size is the attack's own; if it gives none, the one for its own number of steps is kept.
     """
-    fields = {
-        f: getattr(attack, f) for f in ("budget", "loss", "targeted", "random_start", "clean_start", "score")
-    }
+    kept = ("budget", "loss", "targeted", "random_start", "clean_start", "score", "precision")
+    fields = {name: getattr(attack, name) for name in kept}
     long = CurvePGD(**fields, steps=max(marks), step_size=attack.step, marks=tuple(sorted(marks)))
     broken = long.outcome(model, x, y, seed, ids).marks
     return {mark: ~broken[mark] for mark in long.marks}

@@ -1,0 +1,96 @@
+"""Gradients in bfloat16: the images are judged by the model as it is, and break it about as often."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from trimtab import adapt, load
+from trimtab.attacks import CW, L2, PGD, CurvePGD, Linf
+from trimtab.data import load as images_of
+from trimtab.types import BadInput
+
+EPS = Linf("4/255")
+
+
+@pytest.mark.parametrize("score", ["last", "any"])
+@pytest.mark.parametrize("budget", [EPS, L2(0.4)], ids=str)
+def test_what_counts_as_broken_is_what_the_model_itself_misclassifies(model, images, score, budget):
+    x, y = images
+    found = PGD(budget, steps=8, score=score, precision="bfloat16").outcome(model, x, y)
+    assert 0 < int(found.broken.sum()) < len(x)
+    with torch.no_grad():
+        assert torch.equal(model(found.x).argmax(1) != y, found.broken)
+
+
+@pytest.mark.parametrize("attack", [PGD, CW])
+def test_it_breaks_as_many_images_of_a_real_network_as_full_precision_does(attack):
+    net, test = load("zoo:sample-adversarial"), images_of("sample", "test")
+    x, y, _ = test.take(torch.arange(200))
+    broken = [
+        attack(Linf("8/255"), steps=10, precision=precision).outcome(net, x, y).broken
+        for precision in ("full", "bfloat16")
+    ]
+    assert 20 < int(broken[0].sum()) < 180
+    assert int((broken[0] != broken[1]).sum()) <= 4
+
+
+def test_it_takes_other_steps_than_full_precision_does(model, images):
+    x, y = images
+    full, rough = (PGD(EPS, steps=3, precision=p)(model, x, y) for p in ("full", "bfloat16"))
+    assert not torch.equal(full, rough)
+    assert (full - rough).abs().mean() < 0.1 * EPS.radius
+
+
+def test_no_image_counts_that_only_the_copy_gets_wrong(images):
+    """One that lies nearer to the border than bfloat16 can tell is on its right side in full precision."""
+
+    class OnTheBorder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.edge = nn.Parameter(torch.tensor(1 + 2**-12))  # 1 in bfloat16
+
+        def forward(self, x):
+            right = 0 * x.mean((1, 2, 3)) + self.edge - 1
+            return torch.stack([right - 2**-13, 0 * right], 1)
+
+    x = images[0]
+    for score in ("last", "any"):
+        found = PGD(EPS, steps=3, score=score, precision="bfloat16").outcome(
+            OnTheBorder(), x, torch.zeros(len(x), dtype=torch.long)
+        )
+        assert not bool(found.broken.any())
+        assert bool((found.broken_at == -1).all())
+
+
+def test_the_marks_of_a_curve_are_judged_by_the_model(model, images):
+    x, y = images
+    marks = CurvePGD(EPS, steps=6, step_size="1/255", marks=(2, 4), precision="bfloat16")
+    for mark, broken in marks.outcome(model, x, y).marks.items():
+        short = PGD(EPS, steps=mark, step_size="1/255", precision="bfloat16")
+        assert torch.equal(short.outcome(model, x, y).broken, broken)
+
+
+def test_a_coupled_batch_stays_in_full_precision(model, images):
+    x, y = images
+    defence = adapt.per_batch(copy.deepcopy(model))
+    full, rough = (PGD(EPS, steps=3, precision=p)(defence, x, y) for p in ("full", "bfloat16"))
+    assert torch.equal(full, rough)
+
+
+def test_a_model_that_cannot_is_told_in_one_sentence(images):
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 768))
+            self.offset = torch.zeros(768)  # neither parameter nor buffer: it keeps its precision
+
+        def forward(self, x):
+            return (x.flatten(1) + self.offset) @ self.weight.T
+
+    x, y = images
+    with pytest.raises(BadInput, match="does not run in bfloat16"):
+        PGD(EPS, precision="bfloat16")(Stubborn(), x, y % 2)
+    with pytest.raises(BadInput, match="precision must be one of full, bfloat16"):
+        PGD(EPS, precision="float8")
