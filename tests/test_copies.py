@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from trimtab import norm
 from trimtab.copies import duplicate, twin
@@ -93,6 +93,15 @@ def test_ties_and_references_stay_ties_and_references() -> None:
 def test_a_module_that_copies_itself_in_its_own_way_may_do_so() -> None:
     net = nn.Sequential(nn.Linear(4, 4), OwnCopy(4, 4))
     assert bool((duplicate(net)[1].weight == 7).all())  # type: ignore[index]
+
+
+def test_a_traced_network_is_copied_with_what_it_calls() -> None:
+    traced = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
+    x = torch.rand(2, 3, 8, 8)
+    for net in (traced, nn.Sequential(traced, nn.Flatten())):
+        made = duplicate(net)
+        assert torch.equal(made(x), net(x))
+        assert not any(a is b for a, b in zip(net.parameters(), made.parameters(), strict=True))
 
 
 def test_a_twin_shares_parameters_only() -> None:

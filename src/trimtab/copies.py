@@ -24,7 +24,7 @@ def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     plain = [module for module in net.modules() if type(module) in kinds and not module._compiled_call_impl]
     for module in plain:
         memo[id(module)] = type(module).__new__(type(module))
-    for module in plain:
+    for module in reversed(plain):  # the inner ones first: a module that copies itself may look at them
         vars(memo[id(module)]).update({name: _copied(value, memo) for name, value in vars(module).items()})
     return copy.deepcopy(net, memo)
 

@@ -12,7 +12,8 @@ Scoring   "last": the images of the last iteration, as other libraries do. "any"
           influence each other none can leave, and the last iterate counts whatever `score` says.
 Precision "bfloat16" takes gradients in half the digits: nearly twice as fast where the processor has
           instructions for it, slower where not. Images are judged by the model as it is, so that the attack
-          can turn out weaker, never a number that is not true. Coupled batches stay in full precision.
+          can turn out weaker, never a number that is not true: at 8/255 by nothing that can be measured, at
+          1/255, which bfloat16 hardly sees, by half a point. Coupled batches stay in full precision.
 Changed   the target excludes the true class (the paper draws it from all classes); the clean-start coin
           is tossed per image (the public code: per batch)
 """
