@@ -48,7 +48,7 @@ class Runs:
                     condition,
                     state,
                     str(seed),
-                    *(show.accuracy(r.accuracy, r.interval) if r else "" for r in answers),
+                    *(show.cell(r) for r in answers),
                 ]
                 for (condition, state, seed), answers in evaluate.compare(chosen).items()
             ]

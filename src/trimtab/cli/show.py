@@ -58,7 +58,7 @@ def scorecard(card: Card) -> None:
     states = list(dict.fromkeys(row.state for row in card.rows))
     found = {(row.condition, row.seed, row.state): row for row in card.rows}
     rows = [
-        [condition, *(_cell(found.get((condition, seed, state))) for state in states)]
+        [condition, *(cell(found.get((condition, seed, state))) for state in states)]
         for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows)
     ]
     n = max((row.n for row in card.rows), default=0)
@@ -71,11 +71,13 @@ def scorecard(card: Card) -> None:
     trust(card)
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
+def cell(row: Row | None) -> str:
+    if row is None or row.told is None:
         return ""
-    low, high = row.interval
-    return f"{100 * row.accuracy:.1f} [{100 * low:.0f}-{100 * high:.0f}]"
+    value, low, high = row.told
+    if row.instead:
+        return f"{value:.2f} [{low:.2f}-{high:.2f}]"
+    return f"{100 * value:.1f} [{100 * low:.0f}-{100 * high:.0f}]"
 
 
 def trust(card: Card) -> None:

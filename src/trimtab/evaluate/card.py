@@ -9,6 +9,9 @@ from typing import Any
 
 from trimtab.types import BadInput
 
+ENDS = (", lower end", ", upper end")
+"""How the figures that are the ends of another one's interval go on after its name."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,6 +35,17 @@ class Row:
     """Further numbers of this condition, by name."""
     key: str
     """The cell in the store."""
+    instead: str = ""
+    """The figure that the row is about, if not the accuracy; two more figures are its interval's `ENDS`."""
+
+    @property
+    def told(self) -> tuple[float, float, float] | None:
+        """What the row is about, and its interval; None where that could not be measured."""
+        if not self.instead:
+            return self.accuracy, *self.interval
+        found = [self.figures.get(self.instead + end) for end in ("", *ENDS)]
+        value, low, high = (None if one is None else float(one) for one in found)
+        return None if value is None or low is None or high is None else (value, low, high)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ subclass: the engine, the store and the card take it as it is.
     Corrupted     with a common corruption
     Attacked      through an attack; the model as given (not its fast copy) judges the resulting images
                   (an iteration curve is `Attacked(attacks.CurvePGD(...))`)
+
+Certificates are in `certified`, gradient similarity and moved statistics in `lens`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Condition:
     """Part of every result's key: raised whenever a change moves numbers."""
     kind: ClassVar[str]
     """What a report groups by."""
+    instead: ClassVar[str] = ""
+    """The figure that a row of this condition is about, if it is not the accuracy."""
     whole: ClassVar[bool] = False
     """Whether the images must come in chunks as they are, because the result depends on them together."""
 
@@ -48,6 +52,10 @@ class Condition:
     def cost(self) -> float:
         """Roughly how many forward passes an image needs; only the time left is guessed from it."""
         return 1.0
+
+    def applies(self, model: nn.Module) -> bool:
+        """Whether there is anything to measure on this model; if not, its card has no such row."""
+        return True
 
     def score(self, coupled: bool) -> str:
         """Which image of an attack counts; none leaves a batch whose images influence each other."""

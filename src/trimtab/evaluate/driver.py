@@ -190,9 +190,8 @@ class _Bench:
     def __init__(self, subject: Subject, plan: _Plan, state: NormState, n: int) -> None:
         self.state = state
         self.health = trust.health(subject, state, plan.seeds[0], n)
-        self.suite = [
-            Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in plan.conditions
-        ]
+        asked = [condition for condition in plan.conditions if condition.applies(subject.model)]
+        self.suite = [Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in asked]
         self.probes = {
             budget: trust.probing(subject, budget, state, plan.seeds[0], n) for budget in plan.budgets
         }
@@ -231,6 +230,7 @@ def row_of(cell: Cell, columns: Columns) -> Row:
         score=condition.score(cell.coupled),
         figures=condition.figures(columns),
         key=cell.key,
+        instead=condition.instead,
     )
 
 

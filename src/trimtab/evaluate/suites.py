@@ -1,6 +1,6 @@
 """What to measure, by name.
 
-quick      clean, FGSM, PGD-20, noise: minutes on a CPU
+quick      clean, FGSM, PGD-20, noise, moved statistics, gradient similarity: minutes on a CPU
 standard   and the margin, l2, an iteration curve to 100, a sample of corruptions
 full       and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities
 corruptions   clean, and the 15 + 4 common corruptions at all severities
@@ -14,6 +14,7 @@ from typing import Any
 from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, CurvePGD, Linf
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise, as_condition
+from trimtab.evaluate.lens import Shifted, Similar
 from trimtab.types import BadInput, Budget
 
 SAMPLE = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
@@ -21,7 +22,14 @@ SAMPLE = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression
 
 
 def quick(linf: Budget, l2: Budget) -> list[Condition]:
-    return [Clean(), Noise(0.1), Attacked(FGSM(linf)), Attacked(PGD(linf, steps=20, score="any"))]
+    return [
+        Clean(),
+        Noise(0.1),
+        Attacked(FGSM(linf)),
+        Attacked(PGD(linf, steps=20, score="any")),
+        Shifted(0.2),
+        Similar(),
+    ]
 
 
 def standard(linf: Budget, l2: Budget) -> list[Condition]:

@@ -36,7 +36,7 @@ def _overview(cards: Sequence[Card]) -> Iterator[plots.Chart]:
         column: {
             name: _point(cell)
             for name, line in zip(called, drawn.lines, strict=True)
-            if (cell := line.cells[i])
+            if (cell := line.cells[i]) and cell.share
         }
         for i, column in enumerate(drawn.columns)
     }

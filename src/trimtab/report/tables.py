@@ -29,13 +29,24 @@ FEW = 6
 
 @dataclass(frozen=True)
 class Estimate:
-    """A share, or a difference of two shares, with its 95 % interval."""
+    """A share, a plain number, or a difference of two such, with its 95 % interval."""
 
     value: float
     low: float
     high: float
     n: int = 0
     """Images behind it."""
+    share: bool = True
+    """Whether it is told in percent."""
+
+    @property
+    def text(self) -> str:
+        return percent(self.value) if self.share else f"{self.value:.2f}"
+
+    @property
+    def range(self) -> str:
+        low, high = (f"{100 * e:.1f}" if self.share else f"{e:.2f}" for e in (self.low, self.high))
+        return f"{low}–{high}"
 
     @property
     def sure(self) -> int:
@@ -43,7 +54,7 @@ class Estimate:
         return (self.low > 0) - (self.high < 0)
 
     def __str__(self) -> str:
-        return f"{percent(self.value)} ({100 * self.low:.1f}–{100 * self.high:.1f})"
+        return f"{self.text} ({self.range})"
 
 
 @dataclass(frozen=True)
@@ -77,8 +88,10 @@ def percent(value: float) -> str:
 
 
 def points(gap: Estimate) -> str:
-    """A difference in percentage points, with its interval."""
-    return f"{100 * gap.value:+.1f} points ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})".replace("-", "−")
+    """A difference, of shares in percentage points, with its interval."""
+    ends = (gap.value, gap.low, gap.high)
+    value, low, high = (f"{100 * e:+.1f}" if gap.share else f"{e:+.2f}" for e in ends)
+    return f"{value}{' points' if gap.share else ''} ({low} to {high})".replace("-", "−")
 
 
 def brief(condition: str) -> str:
@@ -100,17 +113,14 @@ def estimates(card: Card, state: str) -> dict[tuple[str, str], Estimate]:
     """(kind, condition) and what was found there in one norm state, over all seeds."""
     rows: dict[tuple[str, str], list[Row]] = {}
     for row in card.rows:
-        if row.state == state:
+        if row.state == state and row.told:
             rows.setdefault((row.kind, row.condition), []).append(row)
-    return {
-        asked: Estimate(
-            fmean(row.accuracy for row in found),
-            min(row.interval[0] for row in found),
-            max(row.interval[1] for row in found),
-            found[0].n,
-        )
-        for asked, found in rows.items()
-    }
+    return {asked: _over_seeds(found) for asked, found in rows.items()}
+
+
+def _over_seeds(rows: Sequence[Row]) -> Estimate:
+    values, lows, highs = zip(*(row.told for row in rows if row.told), strict=True)
+    return Estimate(fmean(values), min(lows), max(highs), rows[0].n, share=not rows[0].instead)
 
 
 def grid(card: Card) -> Grid:
@@ -163,12 +173,12 @@ def scorecard(card: Card) -> Table:
 
 
 def figures(card: Card) -> Table:
-    """What was measured beside accuracy; the points of curves are left to the charts."""
+    """What was measured beside what the scorecard shows; the points of curves are left to the charts."""
     rows = tuple(
         (row.condition, row.state, str(row.seed), name, f"{value:.4g}")
         for row in card.rows
         for name, value in row.figures.items()
-        if not name.startswith((ITERATION, RADIUS))
+        if not name.startswith((ITERATION, RADIUS)) and not row.instead
     )
     return Table("Further figures", ("condition", "norm state", "seed", "figure", "value"), rows)
 
@@ -193,6 +203,7 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
         gap - math.hypot(one.value - one.low, other.high - other.value),
         gap + math.hypot(one.high - one.value, other.value - other.low),
         min(one.n, other.n),
+        one.share,
     )
 
 

@@ -1,0 +1,77 @@
+"""What the lens sees, as conditions: how alike gradients are a step aside, and what moved statistics do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from trimtab import norm
+from trimtab.attacks import RandomSign
+from trimtab.data.sets import Batch
+from trimtab.evaluate.card import ENDS
+from trimtab.evaluate.conditions import Columns, Condition, correct
+from trimtab.measure.ligs import Average, ligs
+from trimtab.types import BadInput, number, pretty
+
+
+@dataclass(frozen=True)
+class Similar(Condition):
+    """Unchanged images, and how alike the loss gradients at each and a small step aside are (LIGS)."""
+
+    size: float | str = 0.01
+    """Deviation of the Gaussian step, in pixels."""
+    kind: ClassVar[str] = "gradients"
+    instead: ClassVar[str] = "LIGS"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", number(self.size))
+        if float(self.size) <= 0:
+            raise BadInput(f"a step aside must be longer than 0, found {float(self.size):g}")
+
+    @property
+    def cost(self) -> float:
+        return 7.0
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        similar = ligs(model, batch.x, batch.y, size=self.size, seed=seed, ids=batch.ids)
+        return {"correct": correct(model, batch.x, batch.y), "ligs": similar}
+
+    def figures(self, columns: Columns) -> dict[str, float]:
+        """The mean over images whose gradient is not zero; nothing if there are none."""
+        finite = columns["ligs"][columns["ligs"].isfinite()]
+        if not len(finite):
+            return {}
+        mean = Average.of(finite).mean
+        error = 1.96 * float(finite.double().std(correction=0)) / len(finite) ** 0.5
+        values = (mean, max(-1.0, mean - error), min(1.0, mean + error))
+        return {self.instead + end: value for end, value in zip(("", *ENDS), values, strict=True)}
+
+    def __str__(self) -> str:
+        return f"gradient similarity (LIGS), step {pretty(float(self.size))}"
+
+
+@dataclass(frozen=True)
+class Shifted(Condition):
+    """Unchanged images, with every channel's mean and deviation moved by `eps` deviations, up or down."""
+
+    eps: float | str = 0.2
+    """How far: as APART's random signs, the same for all models with these layers."""
+    kind: ClassVar[str] = "statistics"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", number(self.eps))
+        if not 0 <= float(self.eps) < 1:
+            raise BadInput(f"statistics are moved by 0 to less than 1, found eps {float(self.eps):g}")
+
+    def applies(self, model: nn.Module) -> bool:
+        return bool(norm.zero_shifts(norm.steer(norm.copied(model))))
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        moved = norm.steer(norm.copied(model))  # the model itself may be a stock one
+        with norm.use(moved, shift=RandomSign(self.eps)(moved, seed=seed)):
+            return {"correct": correct(moved, batch.x, batch.y)}
+
+    def __str__(self) -> str:
+        return f"statistics moved by random signs, eps {pretty(float(self.eps))}"
