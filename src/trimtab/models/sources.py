@@ -70,7 +70,8 @@ def parse(text: str) -> Source:
         raise BadInput(f"{text!r} names no model: it holds a null byte")
     if scheme not in SCHEMES or not rest:
         known = " ".join(f"{name}:" for name in SCHEMES)
-        raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as net:resnet20")
+        like = f"file:{text}" if Path(text).exists() else "net:resnet20"
+        raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as {like}")
     if scheme == "file":
         path, *architectures = re.split(rf"@(?=(?:{'|'.join(SCHEMES)}):)", rest, maxsplit=1)
         return Source(scheme, path, architecture=parse(architectures[0]) if architectures else None)
