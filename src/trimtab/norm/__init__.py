@@ -4,6 +4,7 @@ setting       the five knobs as one frozen value
 layer         the steered layer: route, group, take moments, normalise, learn
 moments       the arithmetic behind it
 groups        its full-size passes, fused, where each group has statistics of its own
+shifted       a shorter way for one group under a constant shift
 parts         the same for blends and for statistics that parts or processes share
 synchronise   moments over all processes
 surgery       steer, release, branches

@@ -11,7 +11,7 @@ beta, and one map more,
 
     dx = gamma / sigma (dy - (sum dy + h sum h dy) / n) + tilt sum dy (1 - r h) / (sigma n).
 
-The last term is that of r, which a shift may hold constant. `_plain` is the same in ordinary operations: it
+The last term is that of r, which a shift may hold constant. `plain` is the same in ordinary operations: it
 defines what is computed, and serves second derivatives and `torch.compile` (which fuses it).
 """
 
@@ -65,7 +65,7 @@ def normalise_groups(
         raise BadInput(NO_DEVIATION)
     lines = [line(m.mean[0], *pair, shift) for m, pair in zip(seen, affine_of, strict=True)]
     if torch.compiler.is_compiling():
-        return _plain(x, cut, lines, eps), seen
+        return plain(x, cut, lines, eps), seen
     y: Tensor = _Grouped.apply(cut, seen, eps, x, *(value for own in lines for value in own))
     return y, seen
 
@@ -90,7 +90,7 @@ def affine(part: Tensor, scale: Tensor, offset: Tensor, cut: Groups, out: Tensor
     torch.addcmul(over(offset, part), cut.within(part), over(scale, part), out=cut.within(out))
 
 
-def _plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
+def plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
     ys = []
     for part, own, m in cut.parts(x, lines, take_moments(x, cut, moments)):
         sigma = (m.var + eps).sqrt()
@@ -103,7 +103,7 @@ def _plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
 
 
 class _Grouped(torch.autograd.Function):
-    """`_plain` with its full-size steps fused."""
+    """`plain` with its full-size steps fused."""
 
     @staticmethod
     def forward(ctx: Any, cut: Groups, seen: list[Moments], eps: float, x: Tensor, *flat: Any) -> Tensor:
@@ -125,7 +125,7 @@ class _Grouped(torch.autograd.Function):
         vectors = own_nodes(vectors) if torch.is_grad_enabled() else vectors
         lines = list(map(Line, *(vectors[k::3] for k in range(3)), ctx.through))
         if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
-            y = _plain(x, ctx.cut, lines, ctx.eps)
+            y = plain(x, ctx.cut, lines, ctx.eps)
             inputs = [x, *(value for own in lines for value in own)]
             found = gradients([y], inputs, [grads[0]], ctx.needs_input_grad[3:], create_graph=True)
             return None, None, None, *found

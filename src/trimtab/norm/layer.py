@@ -32,6 +32,7 @@ from trimtab.norm.moments import (
 )
 from trimtab.norm.parts import Coefficients, Plan, Vectors, normalise_parts
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
+from trimtab.norm.shifted import is_constant, normalise_shifted
 from trimtab.norm.synchronise import local_groups, pool_processes, world_size
 from trimtab.types import BadInput
 
@@ -226,6 +227,9 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
         y, seen = normalise_parts(x, plan, _vectors(layer, parts), setting.estimator)
     elif len(parts) == cut.each == 1 and setting.shift is None:
         y, seen = normalise_by_batch(x, parts[0].affine.weight, parts[0].affine.bias, layer.eps, wanted)
+    elif len(parts) == cut.each == 1 and setting.shift and is_constant(setting.shift):
+        own = parts[0].affine
+        y, seen = normalise_shifted(x, own.weight, own.bias, setting.shift, layer.eps)
     else:
         affine = [(part.affine.weight, part.affine.bias) for part in parts]
         y, seen = normalise_groups(x, cut, affine, setting.shift, layer.eps)

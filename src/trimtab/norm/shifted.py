@@ -1,0 +1,106 @@
+"""One group by its own moments under a constant shift: APART's second pass, in half the steps of `groups`.
+
+    y = s (x - (1 + delta_mu) mean) + beta,    s = gamma (1 + delta_sigma) / sigma
+
+With h = (x - mean) / sigma, r = mean / sigma, and q = sum h dy - delta_mu r sum dy,
+
+    d gamma = (1 + delta_sigma) q,    d beta = sum dy,
+    dx = s (dy - ((1 + delta_mu) sum dy + h q) / n),
+
+where the delta_mu of dx is zero if what it multiplies is held constant. A shift that is itself
+differentiated, and second derivatives, take the general way of `groups`, which defines what is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.norm.groups import NO_DEVIATION, Groups, gradients, own_nodes, plain
+from trimtab.norm.moments import line, moments
+from trimtab.norm.setting import Moments, Shift
+from trimtab.types import BadInput
+
+
+def is_constant(shift: Shift) -> bool:
+    """Whether this way may be taken: nobody differentiates the shift, nor compiles the pass."""
+    learns = any(delta is not None and delta.requires_grad for delta in (shift.mu, shift.sigma))
+    return not learns and not torch.compiler.is_compiling()
+
+
+def normalise_shifted(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift, eps: float
+) -> tuple[Tensor, list[Moments]]:
+    """Normalise x (N, C, ...) as one group; also its (1, C) moments, as constants."""
+    with torch.no_grad():
+        seen = moments(x)
+    if seen.n == 1:
+        raise BadInput(NO_DEVIATION)
+    y: Tensor = _Shifted.apply(seen, shift, eps, x, weight, bias)
+    return y, [Moments(seen.mean[None], seen.var[None], seen.n)]
+
+
+class _Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        seen: Moments,
+        shift: Shift,
+        eps: float,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        mean, wide = seen.mean, seen.mean.dtype
+        rate = (seen.var + eps).rsqrt()
+        scale = rate if weight is None else rate * weight.to(wide)
+        if shift.sigma is not None:
+            scale = scale * (1 + shift.sigma.to(wide))
+        centre = mean if shift.mu is None else torch.addcmul(mean, mean, shift.mu.to(wide))
+        offset = -scale * centre
+        if bias is not None:
+            offset = offset + bias.to(wide)
+        ctx.save_for_backward(x, weight, bias)
+        ctx.taken = seen, shift, eps, rate, scale
+        y = torch.empty_like(x, dtype=wide)
+        return torch.addcmul(_over(offset, x), x, _over(scale, x), out=y).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,), (x, weight, bias) = grads, ctx.saved_tensors
+        seen, shift, eps, rate, scale = ctx.taken
+        if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
+            weight, bias = own_nodes([weight, bias])
+            own = line(seen.mean, weight, bias, shift)
+            y = plain(x, Groups([len(x)], 1), [own], eps)
+            return None, None, None, *gradients([y], [x, weight, bias], [dy], ctx.needs_input_grad[3:], True)
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[3:]
+        # The stock layer's kernel; its weight is asked for because a GPU gives no sums without one.
+        _, dot, total = torch.ops.aten.native_batch_norm_backward(
+            dy, x, torch.ones_like(rate), None, None, seen.mean, rate, True, 0.0, [False, True, True]
+        )
+        inward, mu = dot, None if shift.mu is None else shift.mu.to(rate.dtype)
+        if mu is not None:
+            inward = torch.addcmul(dot, mu * seen.mean * rate, total, value=-1)
+        d_weight = None
+        if needs_weight:
+            d_weight = inward if shift.sigma is None else inward * (1 + shift.sigma.to(rate.dtype))
+        dx = None
+        if needs_x:
+            share, outward = scale * (-1 / seen.n), total
+            if mu is not None and shift.through:
+                outward = torch.addcmul(total, total, mu)
+            elif mu is not None:
+                inward = dot
+            pull, push = share * rate * inward, share * outward
+            push = torch.addcmul(push, pull, seen.mean, value=-1)
+            dx = torch.empty_like(x, dtype=rate.dtype)
+            torch.addcmul(_over(push, x), x, _over(pull, x), out=dx)
+            dx = dx.addcmul_(dy, _over(scale, x)).to(x.dtype)
+        return None, None, None, dx, d_weight, total if needs_bias else None
+
+
+def _over(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.view(1, -1, *[1] * (x.dim() - 2))
