@@ -97,11 +97,11 @@ class Demo:
         """All conditions with the statistics of training; disturbances with adapted ones, too."""
         from trimtab import attacks
         from trimtab.cli import show
-        from trimtab.evaluate import Attacked, Clean, Corrupted, Noise, PerBatch, Running
+        from trimtab.evaluate import Attacked, Clean, Corrupted, Noise, PerBatch, Running, Shifted, Similar
 
         linf = attacks.Linf(EPS)
         attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, score="any"))]
-        disturbed = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3)]
+        disturbed = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3), Shifted(0.2), Similar()]
         if name == MAIN:  # only what shows that this branch stayed what it was
             card = self._measure(name, model, images, [Clean(), *attacked], Running())
         else:

@@ -2,7 +2,7 @@
 
 quick      clean, FGSM, PGD-20, noise, moved statistics, gradient similarity: minutes on a CPU
 standard   and the margin, l2, an iteration curve to 100, a sample of corruptions
-full       and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities
+full       and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities, certificates
 corruptions   clean, and the 15 + 4 common corruptions at all severities
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, CurvePGD, Linf
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from trimtab.evaluate.certified import Certified
 from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise, as_condition
 from trimtab.evaluate.lens import Shifted, Similar
 from trimtab.types import BadInput, Budget
@@ -46,6 +47,7 @@ def full(linf: Budget, l2: Budget) -> list[Condition]:
         Attacked(curve(linf, (10, 20, 100, 500, 2000))),
         Attacked(AutoAttack(linf)),
         Attacked(AutoAttack(l2)),
+        Certified(0.25, n=1000),
         *(Corrupted(name, severity) for name in CORRUPTIONS for severity in range(1, 6)),
     ]
 
