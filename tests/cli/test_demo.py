@@ -31,7 +31,7 @@ def test_the_demo_measures_before_and_after_on_both_branches(found):
     asked = [(row["condition"], row["state"]) for row in before]
     assert asked == [(row["condition"], row["state"]) for row in after]
     kinds = {row["kind"] for row in before}
-    assert kinds == {"clean", "noise", "corruption", "attack"}
+    assert kinds == {"clean", "noise", "corruption", "attack", "statistics", "gradients"}
     assert len({row["state"] for row in before}) == 2
     assert len(found["certified"]) == 3
 
