@@ -119,9 +119,14 @@ def passes(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
 
 
 def adversarial(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
-    ours = step_of(train.Adversarial(PGD(Linf("8/255"), steps=7)), x, y, width)
-    times = race({"plain": plain_adversarial(x, y, 7, 8 / 255, width), "ours": ours}, turns)
-    yield compare("train", "PGD-7 training, images per second / plain", times, "plain", "ours", ">= 1.7")
+    ours = {
+        f"PGD-7 training{rough}": train.Adversarial(PGD(Linf("8/255"), steps=7, precision=precision))
+        for rough, precision in (("", "full"), (", bfloat16 gradients", "bfloat16"))
+    }
+    runs = {name: step_of(objective, x, y, width) for name, objective in ours.items()}
+    times = race({"plain": plain_adversarial(x, y, 7, 8 / 255, width), **runs}, turns)
+    for name in runs:
+        yield compare("train", f"{name}, images per second / plain", times, "plain", name, ">= 1.7")
 
 
 def advbn(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
