@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trimtab import norm
-from trimtab.copies import duplicate, twin
+from trimtab.copies import _by_the_book, duplicate, twin
 from trimtab.models import build
 
 NETS = ["resnet8", "resnet20", "vgg11", "wrn16_2"]
@@ -18,6 +18,13 @@ NETS = ["resnet8", "resnet20", "vgg11", "wrn16_2"]
 
 def parts(net: nn.Module) -> list[tuple[str, type, list[str]]]:
     return [(name, type(module), list(vars(module))) for name, module in net.named_modules()]
+
+
+def test_stock_networks_are_copied_by_hand_and_own_ways_are_left_alone() -> None:
+    kinds = {type(module) for module in build("resnet8", classes=10).modules()}
+    assert all(_by_the_book(kind) for kind in kinds)
+    assert not _by_the_book(OwnCopy)
+    assert not _by_the_book(type(norm.steer(nn.BatchNorm2d(3))))
 
 
 @pytest.mark.parametrize("name", NETS)

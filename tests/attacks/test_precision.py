@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trimtab import adapt, load
-from trimtab.attacks import CW, L2, PGD, CurvePGD, Linf
+from trimtab.attacks import CW, L2, PGD, CurvePGD, Linf, base
 from trimtab.data import load as images_of
 from trimtab.types import BadInput
 
@@ -22,6 +22,37 @@ def test_what_counts_as_broken_is_what_the_model_itself_misclassifies(model, ima
     assert 0 < int(found.broken.sum()) < len(x)
     with torch.no_grad():
         assert torch.equal(model(found.x).argmax(1) != y, found.broken)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("changed", [{"restarts": 2}, {"targeted": True}, {"score": "any", "restarts": 2}])
+def test_any_way_of_attacking_any_model_is_judged_by_it(model, images, dtype, changed):
+    x, y = images[0].to(dtype), images[1]
+    net = copy.deepcopy(model).to(dtype)
+    found = PGD(EPS, steps=4, precision="bfloat16", **changed).outcome(net, x, y)
+    assert found.x.dtype == dtype
+    with torch.no_grad():
+        wrong = net(found.x).argmax(1) != y
+    allowed = 0 if dtype == torch.float64 else 1  # in half precision rounding depends on the batch
+    assert int((wrong != found.broken).sum()) <= allowed
+    assert bool(((found.broken_at >= 0) | ~found.broken).all())
+
+
+def test_images_that_nobody_asks_about_are_not_judged(model, images, monkeypatch):
+    asked = []
+    monkeypatch.setattr(base.Rough, "forward", counting(base.Rough.forward, asked))
+    PGD(EPS, steps=4, precision="bfloat16")(model, *images)
+    assert asked
+    assert all(asked)
+
+
+def counting(forward, asked):
+    def counted(self, x):
+        if len(x) > 2:  # more than a probe
+            asked.append(x.requires_grad)
+        return forward(self, x)
+
+    return counted
 
 
 @pytest.mark.parametrize("attack", [PGD, CW])

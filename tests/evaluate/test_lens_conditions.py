@@ -68,17 +68,44 @@ def test_a_network_without_batch_norm_has_no_row_for_its_statistics(images: Imag
     assert [row.kind for row in card.rows] == ["clean", "gradients"]
 
 
-def test_gradients_of_zero_have_no_similarity(images: ImageSet, store: Store) -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.z = nn.Parameter(torch.arange(10.0))
+def test_a_batch_norm_of_its_own_kind_is_left_alone_and_all_else_measured(
+    images: ImageSet, store: Store
+) -> None:
+    class Own(nn.BatchNorm2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return input + 1
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.z + 0 * x.flatten(1).sum(1, keepdim=True)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), Own(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    assert not norm.steerable(net)
+    card = run(net, images, SUITE, store, examine=False)
+    assert [row.kind for row in card.rows] == ["clean", "gradients"]
+    with pytest.raises(BadInput, match="nothing to measure"):
+        run(net, images, [Shifted()], store, examine=False)
 
-    card = run(Constant(), images, [Similar()], store, examine=False)
-    assert card.rows[0].figures == {}
+
+class Deaf(nn.Module):
+    """Lets no gradient through to its input, or one of zero."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.z, self.cut = nn.Parameter(torch.arange(10.0)), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.z + 0 * (x.detach() if self.cut else x).flatten(1).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_gradients_of_zero_have_no_similarity(cut: bool, images: ImageSet, store: Store) -> None:
+    card = run(Deaf(cut), images, [Clean(), Similar()], store, examine=False)
+    assert card.rows[1].figures == {}
+    assert card.rows[1].told is None
+    assert [line.name for line in tables.grid(card).lines] == ["clean"]
+
+
+def test_one_image_says_nothing_about_others(net: nn.Module, images: ImageSet, store: Store) -> None:
+    (row,) = run(net, images, [Similar()], store, limit=1, examine=False).rows
+    assert row.told is not None
+    assert row.told[1:] == (-1.0, 1.0)
 
 
 def test_odd_sizes_are_refused() -> None:

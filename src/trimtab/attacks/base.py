@@ -74,8 +74,6 @@ class Attack:
     """Part of every result's key: raised whenever a change moves numbers."""
     refills: ClassVar[bool] = False
     """Whether `run` itself takes `at_once` images at a time; else it is given so many."""
-    precision: str = "full"
-    """What gradients are computed in; images are always judged in the model's own precision."""
     budget: Budget
 
     def __call__(
@@ -108,7 +106,7 @@ class Attack:
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
-            if self.precision != "full" and not coupled and not half:
+            if getattr(self, "precision", "full") != "full" and not coupled and not half:
                 net = rough(net, clean[:2])
             victim = Victim(net, clean, y.long().clone(), seed, draws.ids_of(x, ids), coupled, judged)
             found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
@@ -173,12 +171,14 @@ def rough(net: nn.Module, x: Tensor) -> nn.Module:
     """The network with rough gradients, tried on x."""
     lowered = Rough(net)
     try:
-        with torch.no_grad():
-            lowered.copy(x)
+        with torch.enable_grad():
+            z = lowered(x.detach().requires_grad_(True))
+            if z.requires_grad:
+                z.sum().backward()
     except RuntimeError as why:
+        said = str(why).partition("\n")[0] or "it does not say why"
         raise BadInput(
-            f"this model does not run in bfloat16 ({str(why).splitlines()[0]}); leave the attack's precision "
-            'at "full"'
+            f'this model does not run in bfloat16 ({said}); leave the attack\'s precision at "full"'
         ) from why
     return lowered
 

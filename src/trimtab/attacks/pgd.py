@@ -13,7 +13,8 @@ Scoring   "last": the images of the last iteration, as other libraries do. "any"
 Precision "bfloat16" takes gradients in half the digits: nearly twice as fast where the processor has
           instructions for it, slower where not. Images are judged by the model as it is, so that the attack
           can turn out weaker, never a number that is not true: at 8/255 by nothing that can be measured, at
-          1/255, which bfloat16 hardly sees, by half a point. Coupled batches stay in full precision.
+          1/255, which bfloat16 hardly sees, by half a point. The iteration at which an image broke may be
+          noted late. Coupled batches, and models in half precision, are attacked as they are.
 Changed   the target excludes the true class (the paper draws it from all classes); the clean-start coin
           is tossed per image (the public code: per batch)
 """
@@ -83,7 +84,7 @@ class PGD(Attack):
     def __str__(self) -> str:
         kind = f"{'targeted ' if self.targeted else ''}{type(self).__name__}-{self.steps} ({self.loss})"
         tries = f", {self.restarts} restarts" if self.restarts > 1 else ""
-        rough = "" if self.precision == "full" else f", gradients in {self.precision}"
+        rough = "" if self.precision == "full" else f", {self.precision} gradients (coupled batches: full)"
         return f"{kind}, {self.budget}, step {pretty(self.step)}{tries}, {self.score} iterate{rough}"
 
     @property
@@ -181,7 +182,10 @@ def climb(
             with torch.no_grad():
                 z = victim.net(x)
         broken = z.argmax(1) != y
-        broken_at[misclassified(victim, x, y, broken & (broken_at < 0))] = t
+        if victim.judged:
+            first = broken & (broken_at < 0)
+            asked = t == steps or t in marks
+            broken_at[first if asked else misclassified(victim, x, y, first)] = t
         if t in marks:
             wrong_at[t] = broken
         if t < steps:

@@ -63,7 +63,7 @@ def scorecard(card: Card) -> None:
     ]
     n = max((row.n for row in card.rows), default=0)
     table(
-        f"{card.model} on {card.data}, {n} images: accuracy in %, and its 95 % interval",
+        f"{card.model} on {card.data}, {n} images: accuracy in % (LIGS: a cosine), and its 95 % interval",
         ["condition", *states],
         rows,
         right=range(1, 1 + len(states)),

@@ -12,7 +12,7 @@ from trimtab.attacks import RandomSign
 from trimtab.data.sets import Batch
 from trimtab.evaluate.card import ENDS
 from trimtab.evaluate.conditions import Columns, Condition, correct
-from trimtab.measure.ligs import Average, ligs
+from trimtab.measure.ligs import ligs
 from trimtab.types import BadInput, number, pretty
 
 
@@ -43,8 +43,8 @@ class Similar(Condition):
         finite = columns["ligs"][columns["ligs"].isfinite()]
         if not len(finite):
             return {}
-        mean = Average.of(finite).mean
-        error = 1.96 * float(finite.double().std(correction=0)) / len(finite) ** 0.5
+        mean = float(finite.double().mean())
+        error = 1.96 * float(finite.double().std()) / len(finite) ** 0.5 if len(finite) > 1 else 2.0
         values = (mean, max(-1.0, mean - error), min(1.0, mean + error))
         return {self.instead + end: value for end, value in zip(("", *ENDS), values, strict=True)}
 
@@ -54,7 +54,7 @@ class Similar(Condition):
 
 @dataclass(frozen=True)
 class Shifted(Condition):
-    """Unchanged images, with every channel's mean and deviation moved by `eps` deviations, up or down."""
+    """Unchanged images, with every channel's mean and deviation moved by `eps` of itself, up or down."""
 
     eps: float | str = 0.2
     """How far: as APART's random signs, the same for all models with these layers."""
@@ -66,7 +66,7 @@ class Shifted(Condition):
             raise BadInput(f"statistics are moved by 0 to less than 1, found eps {float(self.eps):g}")
 
     def applies(self, model: nn.Module) -> bool:
-        return bool(norm.zero_shifts(norm.steer(norm.copied(model))))
+        return norm.steerable(model)
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         moved = norm.steer(norm.copied(model))  # the model itself may be a stock one

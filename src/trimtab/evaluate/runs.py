@@ -61,6 +61,7 @@ def export(exported: Sequence[Run]) -> str:
                 **{"run": run.id, "model": run.card.model, "data": run.card.data},
                 **{name: getattr(row, name) for name in ("kind", "condition", "state", "seed", "score")},
                 **{"accuracy": row.accuracy, "low": low, "high": high, "correct": row.correct, "n": row.n},
+                "instead": row.instead,
                 "figures": "; ".join(f"{name}: {value:g}" for name, value in row.figures.items()),
                 "flags": "; ".join(flag.name for flag in run.card.flags if flag.state == row.state),
             }

@@ -24,6 +24,7 @@ from trimtab import draws
 from trimtab.attacks import FGSM, PGD, Linf
 from trimtab.attacks.base import Attack, check_images, check_labels
 from trimtab.attacks.guard import couples_batch, fast, guard
+from trimtab.attacks.pgd import gradient
 from trimtab.types import BadInput, number
 
 PROBES = ("gaussian", "uniform", "fgsm", "pgd")
@@ -45,19 +46,17 @@ def ligs(
         return torch.zeros(0, dtype=torch.float64, device=x.device)
     step = _step(model, x, y, probe, number(size), seed, draws.ids_of(x, ids))
     with guard(model):
-        net = model if couples_batch(model, x) else fast(model, x)
-        check_labels(net, x, y)
+        said = check_labels(model, x, y)
+        net = model if couples_batch(model, x, said) else fast(model, x, said)
         here, there = input_gradient(net, x, y), input_gradient(net, x + step, y)
     return cosine(here, there)
 
 
 def input_gradient(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each image's own cross-entropy."""
+    """The gradient of each image's own cross-entropy; zero where the network lets none through."""
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        loss = F.cross_entropy(net(x), y, reduction="sum")
-        (grad,) = torch.autograd.grad(loss, x)
-    return grad
+        return gradient(F.cross_entropy(net(x), y, reduction="sum"), x)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -42,6 +42,14 @@ def steer(model: nn.Module) -> nn.Module:
     return model
 
 
+def steerable(model: nn.Module) -> bool:
+    """Whether `model` has batch-norm layers, and all of them are such as `steer` takes (or has taken)."""
+    found = [module for module in model.modules() if is_batch_norm(module)]
+    lazy = any(isinstance(module, nn.modules.lazy.LazyModuleMixin) for module in found)
+    known = all(isinstance(module, Steered) or understood(type(module)) for module in found)
+    return bool(found) and known and not lazy
+
+
 def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
     """Make `model` stock again, in place: stock classes, stock keys, with the values of `branch`.
 

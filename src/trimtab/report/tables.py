@@ -169,7 +169,8 @@ def scorecard(card: Card) -> Table:
     """The card as text: conditions down, norm states across."""
     drawn = short(grid(card))
     rows = tuple((line.name, *(str(cell or "") for cell in line.cells)) for line in drawn.lines)
-    return Table(f"{card.model} on {card.data}", ("accuracy (95 % interval)", *drawn.columns), rows)
+    header = ("accuracy, or what is named (95 % interval)", *drawn.columns)
+    return Table(f"{card.model} on {card.data}", header, rows)
 
 
 def figures(card: Card) -> Table:
@@ -212,7 +213,7 @@ def mean(several: Iterable[Estimate]) -> Estimate | None:
     if not held:
         return None
     ends = (fmean(e.value for e in held), fmean(e.low for e in held), fmean(e.high for e in held))
-    return Estimate(*ends, min(e.n for e in held))
+    return Estimate(*ends, min(e.n for e in held), held[0].share)
 
 
 def _worst(several: Sequence[Estimate]) -> Estimate | None:
