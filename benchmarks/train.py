@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from benchmarks.race import Asked, Row, compare, quartiles, race
 from trimtab import models, train
 from trimtab.attacks import PGD, Linf
+from trimtab.attacks.base import SLICE
+from trimtab.attacks.guard import fast, guard
+from trimtab.measure.ligs import input_gradient
 
 Run = Callable[[], object]
 
@@ -89,6 +92,22 @@ def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, width: int) 
     return run
 
 
+def bare_adversarial(x: Tensor, y: Tensor, steps: int, width: int) -> Run:
+    """What PGD training cannot do without: input gradients of the folded network, and a step."""
+    model = network(width)
+    with guard(model):
+        net = fast(model, x)
+    step = bare([len(x)], x, y, width)
+
+    def run() -> None:
+        for _ in range(steps):
+            for part, labels in zip(x.split(SLICE), y.split(SLICE), strict=True):
+                input_gradient(net, part, labels)
+        step()
+
+    return run
+
+
 def passes(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
     """Objectives that are sums of passes."""
     n = len(x)
@@ -124,9 +143,11 @@ def adversarial(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
         for rough, precision in (("", "full"), (", bfloat16 gradients", "bfloat16"))
     }
     runs = {name: step_of(objective, x, y, width) for name, objective in ours.items()}
-    times = race({"plain": plain_adversarial(x, y, 7, 8 / 255, width), **runs}, turns)
+    needed = {"bare": bare_adversarial(x, y, 7, width), "plain": plain_adversarial(x, y, 7, 8 / 255, width)}
+    times = race(needed | runs, turns)
     for name in runs:
         yield compare("train", f"{name}, images per second / plain", times, "plain", name, ">= 1.7")
+    yield compare("train", "PGD-7 training / its bare passes", times, "PGD-7 training", "bare", "<= 1.1")
 
 
 def advbn(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
