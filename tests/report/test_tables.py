@@ -16,7 +16,7 @@ from trimtab.report.tables import Estimate
 def test_scorecard_has_a_column_per_norm_state_and_the_running_one_comes_first() -> None:
     mixed = replace(card(), rows=tuple(reversed(card().rows)))
     table = tables.scorecard(mixed)
-    assert table.header == ("accuracy (95 % interval)", "running", FROZEN, PER_BATCH)
+    assert table.header == ("accuracy, or what is named (95 % interval)", "running", FROZEN, PER_BATCH)
     assert {len(cells) for cells in table.rows} == {4}
 
 
