@@ -192,9 +192,7 @@ class _Bench:
         self.health = trust.health(subject, state, plan.seeds[0], n)
         asked = [condition for condition in plan.conditions if condition.applies(subject.model)]
         if not asked:
-            raise BadInput(
-                f"there is nothing to measure on this model: {plan.conditions[0]} needs batch norm"
-            )
+            raise BadInput(f"there is nothing to measure: {plan.conditions[0]} does not apply to this model")
         self.suite = [Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in asked]
         self.probes = {
             budget: trust.probing(subject, budget, state, plan.seeds[0], n) for budget in plan.budgets
