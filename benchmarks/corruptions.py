@@ -3,20 +3,25 @@
 The same job for both: a uint8 batch (N, C, H, W) of photographs in, the corrupted batch out. Theirs take the
 images one by one, gain nothing from a batch and are slow, so that they are given fewer images; times are per
 image, all five severities together. The package is patched to run at all (tests/reference), not to be slower.
-As many threads for torch as for OpenCV: those asked for, and one.
+As many threads for torch as for OpenCV: those asked for, and one. And all of `corrupt` against what it cannot
+do without: pixels to levels, the corruption's own arithmetic, levels to pixels, in parts of the same size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks import race
-from benchmarks.race import Asked, Row, Times, compare
+from benchmarks.race import Asked, Row, Run, Times, compare
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
+from trimtab.data.corruptions.apply import AT_ONCE, FUNCTIONS
+from trimtab.data.corruptions.filters import Chance
+from trimtab.data.corruptions.tables import TABLES
 
 OURS = {32: 256, 224: 12}
 THEIRS = {32: 16, 224: 2}
@@ -38,15 +43,17 @@ def rows(asked: Asked) -> Iterator[Row]:
                 )
             what = f"{title}, all {len(names)}: ours / theirs"
             yield compare("corruptions", what, total, "ours", "theirs", "<= 0.1")
+            with threads(count):
+                times = race.race(whole_and_bare(names, size), asked.turns)
+            what = f"{title}, all {len(names)}: corrupt / its bare arithmetic"
+            yield compare("corruptions", what, times, "corrupt", "bare", "<= 1.1")
 
 
 def seconds(name: str, size: int, turns: int) -> Times:
     """Per image, for the five severities together."""
-    from tests.data.corruption_images import photographs
     from tests.reference.imagecorruptions_oracle import corrupted
 
-    few = torch.from_numpy(photographs(size, THEIRS[size])).permute(0, 3, 1, 2).contiguous()
-    many = few.repeat(OURS[size] // THEIRS[size], 1, 1, 1)
+    few, many = batches(size)
 
     def ours() -> None:
         for severity in SEVERITIES:
@@ -60,6 +67,39 @@ def seconds(name: str, size: int, turns: int) -> Times:
 
     per = {"ours": len(many), "theirs": len(few)}
     return race.race({"ours": ours, "theirs": theirs}, turns, per)
+
+
+def whole_and_bare(names: Sequence[str], size: int) -> dict[str, Run]:
+    """All corruptions at all severities: as users call them, and their functions alone."""
+    _, many = batches(size)
+    images = many.float() / 255
+    parts = images.split(max(1, AT_ONCE // images[0].numel()))
+    table = TABLES[size]
+
+    def whole() -> None:
+        for name in names:
+            for severity in SEVERITIES:
+                corrupt(images, name, severity)
+
+    def bare() -> None:
+        for name in names:
+            for constants in table[name]:
+                for number, part in enumerate(parts):
+                    ids = list(range(number * len(parts[0]), number * len(parts[0]) + len(part)))
+                    levels = FUNCTIONS[name](
+                        part.mul(255).round(), Chance(0, ids, 0, part.device), *constants
+                    )
+                    levels.floor().clamp(0, 255) / 255
+
+    return {"corrupt": whole, "bare": bare}
+
+
+def batches(size: int) -> tuple[Tensor, Tensor]:
+    """uint8 photographs: few, and as many as we are given."""
+    from tests.data.corruption_images import photographs
+
+    few = torch.from_numpy(photographs(size, THEIRS[size])).permute(0, 3, 1, 2).contiguous()
+    return few, few.repeat(OURS[size] // THEIRS[size], 1, 1, 1)
 
 
 @contextmanager

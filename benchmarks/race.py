@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+Run = Callable[[], object]
 Times = dict[str, list[float]]
 """Seconds of each contestant, round by round."""
 
@@ -82,9 +83,7 @@ class Skipped(Exception):
     why: str
 
 
-def race(
-    contestants: Mapping[str, Callable[[], object]], rounds: int, per: Mapping[str, int] | None = None
-) -> Times:
+def race(contestants: Mapping[str, Run], rounds: int, per: Mapping[str, int] | None = None) -> Times:
     """Seconds of each contestant in every round; `per` divides them, by its number of images say."""
     for run in contestants.values():
         run()

@@ -9,21 +9,19 @@ itself: its cost should be a straight line over its steps, and fall as the cut m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.race import Asked, Row, compare, quartiles, race
+from benchmarks.race import Asked, Row, Run, compare, quartiles, race
 from trimtab import models, train
 from trimtab.attacks import PGD, Linf
 from trimtab.attacks.base import SLICE
 from trimtab.attacks.guard import fast, guard
 from trimtab.measure.ligs import input_gradient
-
-Run = Callable[[], object]
 
 STEPS = 6
 """Steps a round where a step is all that is timed: its time scatters by more than what is asked for."""

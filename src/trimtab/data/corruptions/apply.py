@@ -38,7 +38,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 }
 
 _ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
-_AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
+AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
 _ALMOST = 1e-3  # of a level: what arithmetic may lose of a whole one before it is cut off
 
 
@@ -66,7 +66,7 @@ def corrupt(
     extra = {"textures": str(frost_textures)} if name == "frost" and frost_textures is not None else {}
     stream = draws.key(*name.encode(), severity)
     out = torch.empty_like(x)
-    step = max(1, _AT_ONCE // (x.shape[1] * height * width))
+    step = max(1, AT_ONCE // (x.shape[1] * height * width))
     for start in range(0, len(x), step):
         part = slice(start, start + step)
         levels = x[part] if name in _ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
