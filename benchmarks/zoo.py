@@ -39,6 +39,8 @@ ROOT = Path(__file__).parents[1]
 FIRST, STEPS, EPS = 500, 20, 8 / 255
 MOST = 12_000_000
 """Bytes that the whole zoo may take."""
+SCORED = ("clean", "noise", "attack")
+"""Kinds of conditions on a card: those whose number is an accuracy, a column of the table each."""
 START, END = "<!-- table -->", "<!-- end of table -->"
 
 
@@ -81,6 +83,7 @@ def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
         "scores": [
             {key: row[key] for key in ("condition", "state", "accuracy", "interval", "correct", "n", "score")}
             for row in scored["rows"]
+            if row["kind"] in SCORED
         ],
         "flags": scored["flags"],
         "confirmed": {branch: confirmed(model, branch, images, eps, limit) for branch in branches},
