@@ -15,7 +15,7 @@ import trimtab
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types", "copies"],
-    ["draws", "cores"],
+    ["draws", "cores", "keys"],
     ["norm"],
     ["models", "data"],
     ["adapt"],

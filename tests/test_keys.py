@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import trimtab
+from trimtab import adapt, keys
 from trimtab.attacks import CW, FGSM, L2, PGD, Linf
-from trimtab.evaluate import Corrupted, Noise, keys
+from trimtab.evaluate import Corrupted, Noise
 from trimtab.types import BadInput
 
 
@@ -74,6 +75,31 @@ def test_a_digest_sees_branches_unsaved_buffers_and_architecture() -> None:
     shifted = net()
     shifted.register_buffer("mean", torch.ones(3), persistent=False)
     assert len({keys.weights(model) for model in (net(), branched, other, hidden, shifted)}) == 5
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: object) -> None:
+        super().__init__()
+        self.by, self.words = by, print  # what is no constant is left aside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_a_digest_sees_the_constants_that_modules_hold() -> None:
+    values = (1, 2, 1.5, "a", None, (1, 2), [1, 3], {"k": 1}, Linf("1/255"), Linf("2/255"), torch.zeros(2))
+    models = [Scaled(value) for value in values]
+    models += [adapt.per_batch(net(), *how) for how in ((1.0,), (0.1,), (0.1, "var"), (0.1, "std", "median"))]
+    models += [adapt.stream(net(), prior=1), adapt.stream(net(), prior=2)]
+    assert len({keys.weights(model) for model in models}) == len(models)
+    assert keys.weights(Scaled(Linf("1/255"))) == keys.weights(Scaled(Linf("1/255")))
+
+
+def test_a_digest_does_not_ask_where_a_model_comes_from(tmp_path) -> None:
+    model = trimtab.load("net:resnet8,width=4")
+    for name in ("a", "b"):
+        trimtab.save(model, tmp_path / name)
+    assert keys.weights(trimtab.load(tmp_path / "a")) == keys.weights(trimtab.load(tmp_path / "b"))
 
 
 def test_a_digest_is_not_fooled_by_addresses_in_a_description() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from trimtab.types import BadInput
 
+_ASIDE = {*vars(nn.Module()), "provenance", "origin", "classes", "setting"}
+"""What a module holds that is no constant of its own: torch's book-keeping, words, what `use` has chosen."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -59,18 +62,33 @@ def canonical(value: Any) -> str:
 
 
 def weights(model: nn.Module) -> str:
-    """The hash of a model: every parameter and buffer (all branches, also what is never saved), and the kind
-    of every module, so that equal weights in another architecture are another model.
+    """The hash of a model: every parameter and buffer (all branches, also what is never saved), the kind of
+    every module and the plain values it holds, so that equal weights in another architecture, or under
+    another constant, are another model.
     """
     content = hashlib.sha256()
     for name, module in model.named_modules():
         kind = f"{type(module).__module__}.{type(module).__qualname__}({module.extra_repr()})"
-        content.update(f"{name}:{_ADDRESS.sub('', kind)}\n".encode())
+        own = {at: value for at, value in vars(module).items() if at not in _ASIDE and _plain(value)}
+        content.update(f"{name}:{_ADDRESS.sub('', kind)} {canonical(describe(own))}\n".encode())
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         content.update(name.encode())
         content.update(_of_tensor(tensor).digest())
     return content.hexdigest()
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value that a module holds is a constant, or made of constants."""
+    if isinstance(value, float):
+        return math.isfinite(value)  # JSON knows no other
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_plain, value.values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_plain(getattr(value, field.name)) for field in fields(value))
+    return value is None or isinstance(value, bool | int | str | Tensor)
 
 
 def _of_tensor(tensor: Tensor) -> Any:

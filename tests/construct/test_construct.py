@@ -1,5 +1,6 @@
 """Constructed sets: features match, labels are as defined, a killed build goes on."""
 
+import copy
 import json
 from dataclasses import fields
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trimtab import construct, data, models
+from trimtab import construct, data, models, norm
 from trimtab.construct import AdvBNImages, Autoencoder, FeatureMatch, Relabelled, train_decoder
 from trimtab.construct.features import straight_through
 from trimtab.data import ImageSet
@@ -140,6 +141,17 @@ def test_a_finished_set_is_not_repeated_and_another_not_overwritten(model, image
     assert calls == []
     with pytest.raises(BadInput, match="another set"):
         construct.build(Relabelled(steps=2), model, images, tmp_path / "set.v1")
+
+
+def test_a_set_by_another_mean_or_another_branch_is_another_set(model, images, tmp_path):
+    construct.build(Relabelled(steps=1), model, images, tmp_path / "set")
+    other = models.wrap(model.net, InputSpec((16, 16), mean=(0.4, 0.4, 0.4), std=(0.3, 0.3, 0.3)))
+    branched = norm.add_branch(norm.steer(copy.deepcopy(model)), "adv")
+    out = construct.build(Relabelled(steps=1), branched, images, tmp_path / "main")
+    with pytest.raises(BadInput, match="another set"):
+        construct.build(Relabelled(steps=1), other, images, tmp_path / "set")
+    with norm.use(branched, branch="adv"), pytest.raises(BadInput, match="another set"):
+        construct.build(Relabelled(steps=1), branched, images, out)
 
 
 def test_the_model_of_an_autoencoder_keeps_its_modes_and_flags():

@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from trimtab import norm
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.data import Batch, Images
 from trimtab.data.files import placed, readable_errors
+from trimtab.keys import weights
 from trimtab.models.files import digest
 from trimtab.types import BadInput
 
@@ -71,9 +73,9 @@ def build(
         raise BadInput(f"{str(out)!r} names no file to write; give a name such as D_R.npz")
     out = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     about = {"method": f"{type(method).__name__}", **_plain(method), "data": images.digest, "seed": seed}
-    about["model"] = _digest(model)
+    about |= {"model": weights(model), "branch": norm.in_force(model)}
     if out.exists():
-        if _provenance(out).items() >= about.items():
+        if recorded(out).items() >= about.items():
             return out
         raise BadInput(f"{out} holds another set; give another name, or remove it first")
     parts = out.with_name(
@@ -109,7 +111,8 @@ def build(
     return out
 
 
-def _provenance(path: Path) -> dict[str, Any]:
+def recorded(path: str | Path) -> dict[str, Any]:
+    """What a constructed set says of how it was made; nothing if it is none."""
     try:
         with np.load(path) as arrays:
             held = json.loads(str(arrays["provenance"]))
@@ -132,15 +135,6 @@ def _plain(method: Any) -> dict[str, Any]:
     """A construction's fields as text; modules among them by their weights."""
     values = {f.name: getattr(method, f.name) for f in fields(method)}
     named = {
-        name: _digest(value) if isinstance(value, nn.Module) else str(value) for name, value in values.items()
+        name: weights(value) if isinstance(value, nn.Module) else str(value) for name, value in values.items()
     }
     return {**named, "version": method.version}
-
-
-def _digest(model: nn.Module) -> str:
-    content = hashlib.sha256()
-    for key, value in model.state_dict().items():
-        content.update(
-            key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
-    return content.hexdigest()

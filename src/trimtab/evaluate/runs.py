@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.evaluate.card import Card, Row
-from trimtab.evaluate.keys import digest
 from trimtab.evaluate.store import DEFAULT, Store
+from trimtab.keys import digest
 from trimtab.types import BadInput
 
 

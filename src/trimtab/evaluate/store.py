@@ -20,7 +20,7 @@ from pathlib import Path
 import safetensors.torch
 
 from trimtab.evaluate.conditions import Columns
-from trimtab.evaluate.keys import canonical
+from trimtab.keys import canonical
 from trimtab.types import BadInput
 
 DEFAULT = Path(".trimtab") / "store.sqlite"

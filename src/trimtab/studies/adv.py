@@ -19,7 +19,7 @@ import safetensors.torch
 from trimtab import construct, data, train
 from trimtab.data import Images
 from trimtab.evaluate import Branch, Corrupted, NormState
-from trimtab.evaluate.keys import digest
+from trimtab.keys import digest
 from trimtab.studies import corruption
 from trimtab.studies.bench import Bench, only_one, operations
 from trimtab.studies.claim import claim

@@ -25,7 +25,7 @@ from trimtab.data import Batch, Images
 from trimtab.evaluate import Clean, Condition, NormState, Running, Store
 from trimtab.evaluate.conditions import Columns, as_condition
 from trimtab.evaluate.engine import Cell, Subject, measure
-from trimtab.evaluate.keys import digest
+from trimtab.keys import digest
 from trimtab.models.files import WEIGHTS
 from trimtab.studies.methods import used
 from trimtab.studies.nets import Made, Net
@@ -67,7 +67,7 @@ class Bench:
         if self.allowed is not None and key not in {one.key(self.scale, self.seed) for one in self.allowed}:
             raise AssertionError(f"the claim does not declare the network {net.recipe} {dict(net.changes)}")
         if key not in self._held:
-            self._held[key] = self._made(net, key)
+            self._held[key] = self._made(net)
         return self._held[key]
 
     def history(self, net: Net) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Bench:
     def _place(self, net: Net) -> Path:
         return self.folder / "networks" / net.key(self.scale, self.seed)
 
-    def _made(self, net: Net, key: str) -> nn.Module:
+    def _made(self, net: Net) -> nn.Module:
         if net.given and self.scale.name == "paper":
             return norm.steer(models.load(net.given)).eval().to(device())
         place = self._place(net)

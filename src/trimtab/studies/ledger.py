@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import trimtab
-from trimtab.evaluate.keys import describe, digest
+from trimtab.keys import describe, digest
 from trimtab.studies import verdicts
 from trimtab.studies.bench import Tell, only_one
 from trimtab.studies.claim import Claim

@@ -12,7 +12,7 @@ from typing import Any
 
 from trimtab import attacks, construct, evaluate
 from trimtab.evaluate.certified import Certified
-from trimtab.evaluate.keys import describe
+from trimtab.keys import describe
 from trimtab.studies import conditions
 
 

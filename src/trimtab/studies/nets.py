@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trimtab.evaluate.keys import digest
+from trimtab.keys import digest
 from trimtab.studies.scales import Scale
 from trimtab.train import Recipe, read_recipe
 from trimtab.train.reader import overridden, plain
