@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trimtab import norm
-from trimtab.copies import _by_the_book, duplicate, twin
+from trimtab.copies import _by_the_book, duplicate, twin, untouched
 from trimtab.models import build
 
 NETS = ["resnet8", "resnet20", "vgg11", "wrn16_2"]
@@ -109,6 +109,21 @@ def test_a_traced_network_is_copied_with_what_it_calls() -> None:
         made = duplicate(net)
         assert torch.equal(made(x), net(x))
         assert not any(a is b for a, b in zip(net.parameters(), made.parameters(), strict=True))
+
+
+def test_what_runs_untouched_leaves_attributes_and_buffers_as_they_were() -> None:
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    net.note, mean = "mine", net[1].running_mean
+    before = parts(net)
+    with untouched(net):
+        mean.add_(1)
+        net.note, net[0].more = "theirs", 1
+        net[1].running_mean = torch.ones(4)
+        net[1].register_buffer("extra", torch.ones(1))
+    assert (net.note, parts(net)) == ("mine", before)
+    assert net[1].running_mean is mean
+    assert not mean.any()
+    assert "extra" not in net.state_dict()
 
 
 def test_a_twin_shares_parameters_only() -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 _AS_IS = (type(None), bool, int, float, complex, str, bytes)
@@ -32,6 +35,28 @@ def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 def twin(net: nn.Module) -> nn.Module:
     """A copy with the same parameters: all else is its own."""
     return duplicate(net, {id(parameter): parameter for parameter in net.parameters()})
+
+
+@contextmanager
+def untouched(net: nn.Module) -> Iterator[None]:
+    """For tracing: on the way out every module has its attributes and buffers again, with the same values.
+
+    A trace runs the forward pass with stand-ins for tensors, and one that keeps a feature keeps a stand-in.
+    """
+    held = [(module, dict(vars(module)), dict(module._buffers)) for module in net.modules()]
+    values = [(one, one.clone(), one._version) for one in net.buffers() if not one.is_inference()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in held:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for one, before, version in values:
+                if one._version != version:
+                    one.copy_(before)
 
 
 def _by_the_book(kind: type) -> bool:

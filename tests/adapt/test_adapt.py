@@ -217,6 +217,15 @@ def test_bad_input_is_told_in_one_sentence():
         adapt.per_batch(model, estimator="mode")
 
 
+def test_one_value_per_channel_is_told_to_have_no_deviation():
+    features = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    with pytest.raises(BadInput, match=r"no deviation.*larger batch.*source") as told:
+        adapt.per_batch(features)(torch.rand(1, 4))
+    assert "\n" not in str(told.value)
+    assert adapt.per_batch(features, rho=0.5)(torch.rand(1, 4)).shape == (1, 3)
+    assert adapt.per_batch(features)(torch.rand(2, 4)).shape == (2, 3)
+
+
 def test_under_a_branch_it_is_that_branch_that_adapts() -> None:
     torch.manual_seed(0)
     net = norm.add_branch(norm.steer(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()).double().eval()), "adv")
@@ -228,3 +237,6 @@ def test_under_a_branch_it_is_that_branch_that_adapts() -> None:
         frozen, wanted = adapt.frozen(net, x, rho=0.6), adapt.per_batch(net, rho=0.6)(x)
         assert torch.allclose(frozen(x), wanted)
     assert not torch.allclose(frozen(x), net(x))
+    assert norm.branches(frozen) == ("main",)  # so that it stays what it is, wherever it is measured or saved
+    with norm.use(frozen, branch="main"):
+        assert torch.allclose(frozen(x), wanted)

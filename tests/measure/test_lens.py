@@ -123,6 +123,19 @@ def test_the_landscape_leaves_the_model_alone():
     assert type(model[1]) is nn.BatchNorm2d
 
 
+def test_the_landscape_of_a_batch_norm_of_its_own_kind_is_that_of_its_running_statistics():
+    class Own(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Conv2d(3, 4, 1), Own(4), nn.Flatten(), nn.Linear(16, 2)).double()
+    y = torch.arange(10) % 2
+    found = measure.landscape(own, points(), y)
+    assert found.losses[0] == pytest.approx(float(F.cross_entropy(own.eval()(points()), y).detach()))
+    assert type(own[1]) is Own
+
+
 def test_a_pure_wave_has_one_frequency():
     wave = torch.cos(2 * torch.pi * 5 * torch.arange(32) / 32).expand(2, 3, 32, 32)
     found = measure.radial(wave)

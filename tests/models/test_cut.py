@@ -241,6 +241,47 @@ def test_cutting_leaves_the_modes_of_all_modules_alone():
     assert [module.training for module in model.modules()] == modes
 
 
+class Remembering(nn.Module):
+    """A forward pass that writes into the network: an attribute, a buffer, and a constant that it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.register_buffer("passes", torch.zeros(()))
+        self.feature = None
+
+    def forward(self, x):
+        h = self.first(x)
+        self.feature = h
+        self.passes += 1
+        return self.second((h * torch.full((4, 1, 1), 2.0)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["fresh", "used"])
+def test_cutting_leaves_what_a_network_remembers_alone(seen):
+    net, x = Remembering(), torch.rand(2, 3, 8, 8)
+    if seen:
+        net(x)
+    before = dict(vars(net)), float(net.passes)
+    assert "first" in cuts(net)
+    front, tail = cut(net, "first")
+    penultimate(net)
+    assert (dict(vars(net)), float(net.passes)) == before
+    assert torch.equal(tail(front(x)), net(x))
+    assert torch.equal(tail.train()(front.train()(x)), net(x))
+
+
+def test_a_network_that_cannot_be_traced_is_left_alone():
+    class Stuck(Remembering):
+        def forward(self, x):
+            return super().forward(x) if super().forward(x).sum() > 0 else x
+
+    net = Stuck()
+    with pytest.raises(BadInput, match="tracing it failed"):
+        cuts(net)
+    assert net.feature is None
+
+
 class Branching(nn.Module):
     def __init__(self):
         super().__init__()

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import trimtab
-from trimtab import norm
+from trimtab import adapt, norm
+from trimtab.certify.smoothing import statistics_of
 from trimtab.models import build, load, save, wrap
 from trimtab.types import BadInput, InputSpec
 
@@ -73,6 +74,29 @@ def test_the_weights_are_a_plain_state_dict_that_stock_pytorch_loads(tmp_path):
     stock = build("resnet8", classes=3, width=4).net
     stock.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
     assert_same(stock, model.net)
+
+
+def test_where_frozen_statistics_come_from_is_saved_with_them(tmp_path):
+    frozen = adapt.frozen(trained(), torch.rand(16, 3, 32, 32), provenance="test images")
+    save(frozen, tmp_path / "a")
+    again = load(f"file:{tmp_path}/a")
+    assert statistics_of(again) == "frozen on 16 test images (rho=1)"
+    assert statistics_of(load(f"file:{tmp_path}/a", input=InputSpec())) == statistics_of(again)
+    save(again, tmp_path / "b")
+    assert (tmp_path / "a" / "model.json").read_bytes() == (tmp_path / "b" / "model.json").read_bytes()
+    save(trained(), tmp_path / "c")
+    assert "statistics" not in json.loads((tmp_path / "c" / "model.json").read_text())
+    assert statistics_of(load(f"file:{tmp_path}/c")) == "as stored in the model"
+
+
+def test_where_statistics_come_from_is_saved_of_a_network_of_your_own_and_not_of_one_that_adapts(tmp_path):
+    def described(model):
+        save(model, tmp_path)
+        return json.loads((tmp_path / "model.json").read_text()).get("statistics")
+
+    x = torch.rand(4, 3, 32, 32)
+    assert described(adapt.frozen(trained().net, x)) == "frozen on 4 images (rho=1)"
+    assert described(adapt.per_batch(trained())) is None
 
 
 def test_branches_are_rebuilt_on_load(tmp_path):
@@ -167,6 +191,34 @@ def test_a_compiled_model_is_saved_as_itself(tmp_path):
     model = trained()
     save(torch.compile(model, backend="eager"), tmp_path)
     assert_same(load(f"file:{tmp_path}"), model)
+
+
+@pytest.mark.parametrize("part", ["net", "net.layer1"])
+def test_a_model_with_a_compiled_part_is_saved_as_itself(tmp_path, part):
+    model = trained()
+    save(model, tmp_path / "plain")
+    parent, _, name = part.rpartition(".")
+    inside = torch.compile(model.get_submodule(part), backend="eager")
+    setattr(model.get_submodule(parent), name, inside)
+    save(model, tmp_path / "compiled")
+    for file in ("model.safetensors", "model.json"):
+        assert (tmp_path / "compiled" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+
+
+def test_a_wrapper_of_yours_that_answers_for_its_network_is_saved_whole(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.scale = inner, nn.Parameter(torch.ones(()))
+
+        def __getattr__(self, name):
+            return super().__getattr__(name) if name in ("inner", "scale") else getattr(self.inner, name)
+
+        def forward(self, x):
+            return self.scale * self.inner(x)
+
+    save(Scaled(torch.compile(trained().net, backend="eager")), tmp_path)
+    assert "scale" in safetensors.torch.load_file(tmp_path / "model.safetensors")
 
 
 def test_saving_over_a_file_is_refused(tmp_path):

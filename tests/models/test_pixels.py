@@ -51,6 +51,16 @@ def test_attributes_of_the_network_are_reached_through_the_wrapper():
         _ = model.layer9
 
 
+def test_private_names_are_not_the_networks():
+    model = norm.steer(build("resnet8"))
+    names = list(norm.layers(model))
+    model.net._mine = 1
+    with pytest.raises(AttributeError, match="_mine"):
+        _ = model._mine
+    model.net = torch.compile(model.net, backend="eager")
+    assert list(norm.layers(model)) == names
+
+
 def test_wrapping_twice_is_wrapping_once():
     model = wrap(build("resnet8").net, IMAGENET)
     assert wrap(model) is model

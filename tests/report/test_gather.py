@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from trimtab import measure, models, norm, train
 from trimtab.attacks import FGSM, Linf
-from trimtab.data import ImageSet, load
+from trimtab.data import ImageSet, as_set, load
 from trimtab.evaluate import Clean, Corrupted, run, runs
 from trimtab.models import build
-from trimtab.report import gather
+from trimtab.report import gather, page
 from trimtab.report.tables import states
 
 
@@ -71,6 +71,37 @@ def test_examples_were_right_before_and_are_wrong_after(images: ImageSet, tmp_pa
         assert gallery.pictures
         assert {picture.caption for picture in gallery.pictures} <= {"boot → bag", "bag → boot"}
     assert not found.trials  # it has no statistics to try
+
+
+class Own(nn.BatchNorm2d):
+    """A batch norm with a forward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.0
+
+
+def test_what_needs_steering_is_left_out_of_a_model_that_cannot_be_steered(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    store = tmp_path / "store.sqlite"
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), Own(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    card = run(net.eval(), images, [Clean()], store, name="net", examine=False)
+    found = gather(net, images, card, store)
+    assert [layer.kind for layer in found.audits["net"].layers] == ["batch"]
+    assert (found.trials, found.batch_sizes, found.charts) == ({}, {}, ())
+    assert "cannot be steered" in page([card], tmp_path / "page.html", extras=found).read_text()
+
+
+def test_images_too_small_to_corrupt_are_tried_without_corruptions(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    torch.manual_seed(0)
+    model = build("resnet8", classes=2, width=4).eval()
+    small = as_set((torch.rand(16, 3, 16, 16), torch.arange(16) % 2))
+    card = run(model, small, [Clean()], store, name="net", examine=False)
+    found = gather(model, small, card, store)
+    assert {row.kind for row in found.trials["net"].rows} == {"clean", "noise"}
+    assert sorted(found.batch_sizes["net"]) == [8]
+    assert "28 x 28 pixels" in page([card], tmp_path / "page.html", extras=found).read_text()
 
 
 def test_charts_show_tolerance_branches_and_the_path_of_a_watched_run(tmp_path: Path) -> None:

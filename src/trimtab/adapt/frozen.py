@@ -27,7 +27,7 @@ def frozen(
 
     The images are one batch: every layer's estimate rests on layers that are adapted already. The result
     is an ordinary model, to be saved, loaded and released like any other; where its statistics come from
-    is in `.provenance` (give `provenance` to say what the images were).
+    is in `.provenance`, which is saved, too (give `provenance` to say what the images were).
     """
     if len(images) == 0 or not images.is_floating_point():
         found = "none" if len(images) == 0 else str(images.dtype)

@@ -67,8 +67,8 @@ def per_batch(model: nn.Module, rho: float = 1.0, blend_of: str = "std", estimat
 
 
 def steered_copy(model: nn.Module) -> nn.Module:
-    """A steered copy in eval mode, on the branch in use; a model without batch norm cannot be adapted."""
-    copied = norm.steer(norm.copied(model)).eval()
+    """A steered copy in eval mode, of the branch in use; a model without batch norm cannot be adapted."""
+    copied = norm.settled(model).eval()
     if not norm.layers(copied):
         raise BadInput("this model has no batch-norm layer whose statistics could be adapted")
     return copied

@@ -5,7 +5,8 @@ Idea      from the weights w with gradient g, walk w - eta g for several eta and
             gradient change      largest ||grad(w - eta g) - g||
             effective beta       largest ||grad(w - eta g) - g|| / ||eta g||
 Paper     Santurkar et al. 2018, as measured in Benz et al., figures 14 to 17
-Norm      batch statistics, not learning, as training has them
+Norm      batch statistics, not learning, as training has them; layers that cannot be steered keep their
+          running statistics
 Cost      one forward/backward pass per eta; the model is copied, not touched
 """
 
@@ -42,7 +43,9 @@ def landscape(
     """Walk along the negative gradient of the mean cross-entropy at the model's weights."""
     if not etas or min(etas) <= 0:
         raise BadInput(f"a walk needs steps longer than 0, found {tuple(etas)}")
-    probe = norm.steer(norm.copied(model)).eval().requires_grad_(True)  # eval: drop-out is noise of its own
+    probe = norm.copied(model).eval().requires_grad_(True)  # eval: drop-out is noise of its own
+    if norm.steerable(probe):
+        norm.steer(probe)
     with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]

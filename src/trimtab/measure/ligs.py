@@ -56,7 +56,7 @@ def input_gradient(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The gradient of each image's own cross-entropy; zero where the network lets none through."""
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        return gradient(F.cross_entropy(net(x), y, reduction="sum"), x)
+        return gradient(F.cross_entropy(net(x), y.long(), reduction="sum"), x)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

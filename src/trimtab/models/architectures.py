@@ -8,10 +8,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from trimtab import norm
@@ -148,9 +150,22 @@ def _run(file: Path) -> ModuleType:
 def _extra(package: str) -> Any:
     try:
         return importlib.import_module(package)
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises the latter
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise BadInput(_unfit(package, error)) from None
         advice = f"install it with: pip install 'trimtab[{package}]'"
-        raise BadInput(f"{package} cannot be imported ({_first_line(error)}); {advice}") from None
+        raise BadInput(f"{package} is not installed; {advice}") from None
+    except Exception as error:  # an extra built for another torch fails in ways of its own
+        raise BadInput(_unfit(package, error)) from None
+
+
+def _unfit(package: str, error: Exception) -> str:
+    try:
+        found = f"{package} {version(package)}"
+    except PackageNotFoundError:  # it was put on the path by hand
+        found = package
+    there = f"{found} does not fit the installed torch {torch.__version__}"
+    return f"{there} ({_first_line(error)}); install versions that belong together"
 
 
 def _require_classes(what: str, found: int, wanted: int | None) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from trimtab.copies import untouched
 from trimtab.models.pixels import Pixels
 from trimtab.types import BadInput
 
@@ -65,6 +66,8 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.returned: dict[str, fx.Node] = {}
+        self.constants: dict[str, Any] = {}
+        """What the forward pass makes by itself, as a trace calls it."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _is_layer(m) or next(m.children(), None) is None
@@ -91,7 +94,7 @@ class _Traced:
         tracer = _Tracer()
         self.net = net
         self.steps: Sequence[fx.Node] = list(_trace(tracer, net).nodes)
-        self.returned = tracer.returned
+        self.returned, self.constants = tracer.returned, tracer.constants
         self.index = {step: index for index, step in enumerate(self.steps)}
         self.only_mode = None if _same_in_both_modes(net) else net.training
 
@@ -142,15 +145,21 @@ class _Traced:
         return self._module(graph, "Tail")
 
     def _module(self, graph: fx.Graph, name: str) -> nn.Module:
-        part = fx.GraphModule(self.net, graph, name)
+        with untouched(self.net):
+            vars(self.net).update(self.constants)
+            part = fx.GraphModule(self.net, graph, name)
         if self.only_mode is not None:
             part.register_forward_pre_hook(partial(_require_mode, self.only_mode))
         return part
 
 
-def _trace(tracer: fx.Tracer, net: nn.Module) -> fx.Graph:
+def _trace(tracer: _Tracer, net: nn.Module) -> fx.Graph:
     try:
-        return tracer.trace(net)
+        with untouched(net):
+            graph = tracer.trace(net)
+            read = {str(step.target) for step in graph.nodes if step.op == "get_attr"}
+            tracer.constants = {name: value for name, value in vars(net).items() if name in read}
+            return graph
     except Exception as error:  # tracing runs the user's own forward pass, which may raise anything at all
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise BadInput(f"{type(net).__name__} cannot be cut, tracing it failed: {why}") from error

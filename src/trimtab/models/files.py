@@ -1,10 +1,10 @@
 """Networks on disk: ours as `model.safetensors` + `model.json`, and other people's state dicts.
 
 A saved folder holds the network's plain state dict (stock PyTorch loads it) and a description: how to
-build the network, its InputSpec, class names, branches, provenance. The description is written twice, as
-`model.json` for people and scripts and into the header of `model.safetensors`, which is what counts:
-that file is complete by itself, and it is renamed into place last, so a folder never holds the weights
-of one network with the description of another.
+build the network, its InputSpec, class names, branches, provenance, and where its statistics come from if
+`adapt.frozen` estimated them. The description is written twice, as `model.json` for people and scripts and
+into the header of `model.safetensors`, which is what counts: that file is complete by itself, and it is
+renamed into place last, so a folder never holds the weights of one network with the description of another.
 
 Nothing is unpickled: foreign `.pt` and `.pth` files are read with `weights_only=True`.
 """
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import trimtab
 from trimtab import norm
 from trimtab.models.pixels import Pixels, wrap
+from trimtab.norm.steering import innermost
 from trimtab.types import BadInput, InputSpec
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -48,10 +49,11 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
 
     `provenance` is added to what the model already records about its weights.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
-    pixels = wrap(getattr(model, "_orig_mod", model))  # as torch.compile hides it
-    state = {key: value.detach().cpu().contiguous().clone() for key, value in pixels.net.state_dict().items()}
+    pixels = wrap(innermost(model))
+    state = {
+        key.replace("_orig_mod.", ""): value.detach().cpu().contiguous().clone()  # parts may be compiled, too
+        for key, value in innermost(pixels.net).state_dict().items()
+    }
     folder = Path(path)
     if folder.is_file():
         raise BadInput(f"cannot save to {folder}: it is a file, give a folder")
@@ -84,7 +86,15 @@ def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
         "classes": model.classes,
         "branches": norm.plan(model.net),
         "provenance": {**(origin.provenance if origin else {}), **provenance, **made_with},
+        **_frozen_on(model),
     }
+
+
+def _frozen_on(model: Pixels) -> dict[str, str]:
+    """What `adapt.frozen` noted about the statistics, on the model or the network in it."""
+    holders = (model, innermost(model.net))
+    told = next((vars(one)["provenance"] for one in holders if "provenance" in vars(one)), None)
+    return {"statistics": told} if isinstance(told, str) else {}
 
 
 def _place(folder: Path, contents: dict[str, bytes]) -> None:
@@ -191,6 +201,8 @@ def _description(file: Path, text: str) -> dict[str, Any]:
     if described.get("format") != FORMAT:
         raise BadInput(f"{file} was saved in format {described.get('format')}, this trimtab reads {FORMAT}")
     if any(not isinstance(described.get(key, 0), kinds) for key, kinds in _FORM.items()):
+        raise damaged
+    if not isinstance(described.get("statistics", ""), str):
         raise damaged
     if any(not isinstance(name, str) for name in described["classes"] or ()):
         raise damaged

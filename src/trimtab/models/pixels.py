@@ -77,8 +77,8 @@ class Pixels(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Special names are looked up by copy and pickle, and would answer for the network alone.
-            if name == "net" or name.startswith("__"):
+            # By private names copy, pickle and torch know a module: they would answer for the network alone.
+            if name == "net" or name.startswith("_"):
                 raise
             return getattr(self.net, name)
 
@@ -99,7 +99,10 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
     if isinstance(model, Pixels):
         if spec is None or spec == model.spec:
             return model
-        return Pixels(model.net, spec, model.classes, model.origin)
+        again = Pixels(model.net, spec, model.classes, model.origin)
+        if "provenance" in vars(model):  # of its statistics
+            again.provenance = model.provenance
+        return again
     if spec is None and (spec := recorded_spec(model)) is None:
         channels = channels_of(model) or 3
         spec = InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)

@@ -20,6 +20,7 @@ network without a record takes pixels as they are, unless `input` says otherwise
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,6 +33,7 @@ import torch
 from trimtab import norm
 from trimtab.models import files
 from trimtab.models.architectures import MAKERS, architecture
+from trimtab.models.networks import EXAMPLES
 from trimtab.models.pixels import Pixels, channels_of, evaluating, wrap
 from trimtab.types import BadInput, InputSpec
 
@@ -70,8 +72,7 @@ def parse(text: str) -> Source:
         raise BadInput(f"{text!r} names no model: it holds a null byte")
     if scheme not in SCHEMES or not rest:
         known = " ".join(f"{name}:" for name in SCHEMES)
-        like = f"file:{text}" if Path(text).exists() else "net:resnet20"
-        raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as {like}")
+        raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as {_nearest(text)}")
     if scheme == "file":
         path, *architectures = re.split(rf"@(?=(?:{'|'.join(SCHEMES)}):)", rest, maxsplit=1)
         return Source(scheme, path, architecture=parse(architectures[0]) if architectures else None)
@@ -86,6 +87,16 @@ def parse(text: str) -> Source:
     return Source(scheme, name, weights or None, arguments)
 
 
+def _nearest(text: str) -> str:
+    """The source that somebody who wrote only a name, or misspelt it, may have meant."""
+    if Path(text).exists():
+        return f"file:{text}"
+    named = {name: f"zoo:{name}" for name in _zoo()} | {name: f"net:{name}" for name in EXAMPLES}
+    named |= {source: source for source in named.values()}
+    close = difflib.get_close_matches(text, named, 1)
+    return named[close[0]] if close else "net:resnet20"
+
+
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -98,17 +109,19 @@ def _value(text: str) -> Any:
 
 
 def load(
-    source: str,
+    source: str | Path,
     classes: int | Sequence[str] | None = None,
     pretrained: bool = False,
     input: InputSpec | None = None,
     **arguments: Any,
 ) -> Pixels:
-    """The classifier that `source` names (see the module's table), in pixel space.
+    """The classifier that `source` names (see the module's table), or that lies at a Path, in pixel space.
 
     `classes` is their number or their names: the shape of a network without weights, what is expected of
-    one with weights. `input` replaces the recorded InputSpec. Further arguments are the constructor's.
+    one with weights. `input` replaces the recorded InputSpec. Further arguments are the constructor's. A
+    network that comes with weights is in eval mode.
     """
+    source = f"file:{source}" if isinstance(source, Path) else source
     parsed = parse(source)
     arguments = {**parsed.arguments, **arguments}
     stated = arguments.pop("classes", None)
@@ -130,7 +143,8 @@ def load(
         raise BadInput(f"{source} takes images with {takes} channels, not {input.channels}")
     if classes is not None and not isinstance(classes, int):
         model.classes = tuple(classes)
-    return wrap(model, input)
+    model = wrap(model, input)
+    return model.eval() if weights or parsed.scheme in ("zoo", "file") else model
 
 
 def _stored(path: Path, stated: Source | None) -> Pixels:
@@ -164,7 +178,10 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
         origin = replace(model.origin, provenance={"weights": f"file:{path}"})
         return Pixels(model.net, model.spec, model.classes, origin)
     origin = replace(model.origin, provenance=described["provenance"])
-    return Pixels(model.net, files.spec_in(described), described["classes"], origin)
+    model = Pixels(model.net, files.spec_in(described), described["classes"], origin)
+    if "statistics" in described:
+        model.provenance = described["statistics"]
+    return model
 
 
 @contextmanager
@@ -192,8 +209,12 @@ def _described_architecture(path: Path, described: dict[str, Any] | None) -> Sou
     return replace(parse(source), arguments=described["arguments"])
 
 
+def _zoo() -> list[str]:
+    return sorted(file.parent.name for file in ZOO.glob(f"*/{files.WEIGHTS}"))
+
+
 def _in_zoo(name: str) -> Path:
-    there = sorted(file.parent.name for file in ZOO.glob(f"*/{files.WEIGHTS}"))
+    there = _zoo()
     if name not in there:
         raise BadInput(f"the zoo has no {name!r}; it has {', '.join(there) or 'no networks yet'}")
     return ZOO / name

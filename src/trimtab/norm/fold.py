@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.copies import duplicate
+from trimtab.copies import duplicate, untouched
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
@@ -106,17 +106,11 @@ class _Tracer(fx.Tracer):
 
     def attempt(self, model: nn.Module) -> fx.Graph | None:
         """The graph of the model; none if it cannot be traced."""
-        held = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
         try:
-            return self.trace(model)
+            with untouched(model):
+                return self.trace(model)
         except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
             return None
-        finally:
-            for module, attributes, buffers in held:  # a forward pass that sets one leaves a proxy there
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._buffers.clear()
-                module._buffers.update(buffers)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.fixed or super().is_leaf_module(m, module_qualified_name)

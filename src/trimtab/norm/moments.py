@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab.norm.setting import Moments, Shift
+from trimtab.types import BadInput
 
 
 def moments(x: Tensor) -> Moments:
@@ -91,6 +92,9 @@ def normalise_by_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, want_moments: bool
 ) -> tuple[Tensor, list[Moments]]:
     """Stock training-mode batch norm; its batch moments, (1, C), come for free when wanted."""
+    n = x.numel() // x.shape[1]
+    if n == 1:
+        raise BadInput('one value per channel has no deviation: give a larger batch, or use source="running"')
     if not want_moments:
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps), []
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
@@ -99,7 +103,6 @@ def normalise_by_batch(
     gamma, beta = (None if half is None else half.to(dtype) for half in (weight, bias))
     # With momentum 1 the "running" buffers that the kernel writes are the batch's own moments.
     y = F.batch_norm(x, mean, var, gamma, beta, True, 1.0, eps)
-    n = x.numel() // x.shape[1]
     return y, [Moments(mean[None], var[None] * ((n - 1) / n), n)]
 
 

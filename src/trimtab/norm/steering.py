@@ -46,14 +46,12 @@ def at_rest(model: nn.Module) -> dict[str, Steered]:
 def innermost(model: nn.Module) -> nn.Module:
     """What DDP, Fabric and torch.compile wrap."""
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(
-            inner := getattr(model, "_orig_mod", getattr(model, "_forward_module", None)), nn.Module
-        ):
-            model = inner
-        else:
+        own = model._modules  # not getattr: a module may answer for one inside it
+        ddp = isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        inner = own.get("module" if ddp else "_orig_mod", own.get("_forward_module"))
+        if inner is None:
             return model
+        model = inner
 
 
 @contextmanager

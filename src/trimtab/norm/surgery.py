@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.copies import duplicate
 from trimtab.norm.layer import Branch, Holder, Steered, start, steered_class, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import at_rest, layers, steered_layers
@@ -71,6 +72,20 @@ def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
             del layer.__dict__[attribute]
         layer.__class__ = layer.stock_class  # type: ignore[assignment]
     return model
+
+
+def in_force(model: nn.Module) -> str:
+    """The name of the branch that normalises at the moment."""
+    names = {layer.branch_now() for layer in layers(model).values()} - {MAIN}
+    if len(names) > 1:
+        raise BadInput(f"layers are on several branches ({', '.join(sorted(names))}); choose one with use()")
+    return next(iter(names), MAIN)
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """A steered copy whose "main" is the branch in force; if that is another one, it is the only one left."""
+    made, branch = steer(duplicate(model)), in_force(model)
+    return made if branch == MAIN else steer(release(made, branch))
 
 
 def add_branch(

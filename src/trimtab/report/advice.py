@@ -54,7 +54,7 @@ _WAYS = (
         "adapted = trimtab.adapt.per_batch(model, rho={rho})",
     ),
     _Way(
-        r"frozen on (?P<n>\d+) images \(rho (?P<rho>[\d.]+)\)",
+        r"frozen on (?:the first )?(?P<n>\d+) images \(rho (?P<rho>[\d.]+)\)",
         "Recalibrate: estimate the statistics on {n} images as they come, then keep them (rho {rho})",
         "it takes {n} images of what the model will see, without labels",
         "fixed = trimtab.adapt.frozen(model, images, rho={rho})",

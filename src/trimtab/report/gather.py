@@ -50,6 +50,10 @@ BATCHES = (8, 16, 64)
 """Batch sizes that are tried."""
 SHOWN = 6
 """Examples of each kind."""
+_UNSTEERED = (
+    "Other statistics were not tried: a batch-norm layer of this model has a forward pass of its own and "
+    "cannot be steered."
+)
 
 
 def gather(
@@ -60,10 +64,16 @@ def gather(
     n = min(sample, len(held))
     audit = norm.audit(model, [held.take(torch.arange(n)).x])
     (name,) = names([card])
-    if not any(layer.kind == "batch" for layer in audit.layers):
-        return Extras(audits={name: audit}, galleries=tuple(_galleries(model, held, card, store)))
+    if not norm.steerable(model):
+        found = any(layer.kind == "batch" for layer in audit.layers)
+        return Extras(
+            audits={name: audit},
+            galleries=tuple(_galleries(model, held, card, store)),
+            left_out={name: [_UNSTEERED] if found else []},
+        )
     path = Path(store.path if isinstance(store, Store) else store)
-    disturbed: list[Condition] = [Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE)]
+    why = _incorruptible(held)
+    disturbed: list[Condition] = [Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE if not why)]
 
     def trial(tried: Sequence[Condition], states: Sequence[NormState], chunk: int) -> Card:
         beside = path.with_name("trials.sqlite")
@@ -77,7 +87,17 @@ def gather(
         batch_sizes={name: by_size},
         charts=tuple(_charts(model, held.take(torch.arange(n)), card)),
         galleries=tuple(_galleries(model, held, card, store)),
+        left_out={name: [f"Corruptions were not tried: {why}."] if why else []},
     )
+
+
+def _incorruptible(data: Images) -> str:
+    """Why these images cannot be corrupted; empty if they can."""
+    try:
+        corrupt(data.take(torch.arange(1)).x, SAMPLE[0])
+    except BadInput as problem:
+        return str(problem)
+    return ""
 
 
 def _charts(model: nn.Module, batch: Batch, card: Card) -> Iterator[plots.Chart]:

@@ -50,6 +50,8 @@ class Extras:
     """Further charts, as `report.plots` makes them."""
     galleries: Sequence[Gallery] = ()
     """Example images, as `report.pictures` makes them."""
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Per model: what could not be tried, and why, in sentences; shown with its audit."""
 
 
 def page(
@@ -100,6 +102,7 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         charts=drawn,
         galleries=extras.galleries,
         audits=extras.audits,
+        left_out=extras.left_out,
         provenance=[_flat(card.provenance) for card in cards],
         held=[json.loads(card.json()) for card in cards],
         scripts=scripts,
