@@ -7,7 +7,20 @@ import torch
 from torch import nn
 
 from trimtab import adapt, measure, norm
-from trimtab.attacks import APGD, EOT, L2, PGD, AutoAttack, Linf, Square, ThroughBatch, couples_batch, guard
+from trimtab.attacks import (
+    APGD,
+    EOT,
+    L2,
+    PGD,
+    AutoAttack,
+    CoBatch,
+    Linf,
+    SignStep,
+    Square,
+    ThroughBatch,
+    couples_batch,
+    guard,
+)
 from trimtab.attacks.geometry import unit
 from trimtab.types import BadInput
 
@@ -200,3 +213,61 @@ def test_a_buffer_that_a_pass_fills_is_empty_again(images):
     net = Late().eval()
     PGD(Linf("4/255"), steps=1)(net, *images)
     assert net.scale is None
+
+
+class Rounds(Scaled):
+    """It takes images in whole levels, and lets no gradient through."""
+
+    def forward(self, x):
+        return super().forward((x.detach() * 255).round() / 255)
+
+
+def test_an_ensemble_goes_on_to_square_where_the_model_cuts_gradients():
+    model, x = Rounds(1.0), inner_images()
+    y = model(x).argmax(1)
+    climbed = APGD(Linf(0.03), steps=3).outcome(model, x, y)
+    ensemble = AutoAttack(Linf(0.03), steps=3, queries=100).outcome(model, x, y)
+    assert int(climbed.broken.sum()) < int(ensemble.broken.sum())
+    assert torch.equal(model(ensemble.x).argmax(1) != y, ensemble.broken)
+
+
+@pytest.mark.parametrize("attack", [PGD(Linf("8/255"), steps=3), APGD(L2(0.5), steps=3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (4, 8, 8)], ids=["volumes", "stacked inside"])
+def test_networks_with_convolutions_in_three_dimensions_are_attacked(attack, shape):
+    torch.manual_seed(0)
+    channels = shape[0] if len(shape) == 4 else 1
+    net = nn.Sequential(nn.Conv3d(channels, 4, 3), nn.BatchNorm3d(4), nn.Flatten(), nn.LazyLinear(3))
+    model = nn.Sequential(nn.Unflatten(1, (channels, -1)), net) if len(shape) == 3 else net
+    x = torch.rand(6, *shape)
+    model(x)
+    y = model.eval()(x).argmax(1)
+    found = attack.outcome(model, x, y)
+    assert torch.equal(model(found.x).argmax(1) != y, found.broken)
+
+
+def test_short_integers_are_labels_everywhere(model, images):
+    x, y = (part[:12] for part in images)
+    steered = norm.steer(copy.deepcopy(model))
+    assert torch.equal(measure.ligs(model, x, y.int()), measure.ligs(model, x, y))
+    assert torch.equal(measure.loss_gradients(model, x, y.int()), measure.loss_gradients(model, x, y))
+    co_batch = CoBatch(images=2, steps=2)
+    assert torch.equal(co_batch(model, x, y.int()), co_batch(model, x, y))
+    short, long = SignStep(0.1)(steered, x, y.int()), SignStep(0.1)(steered, x, y)
+    assert all(torch.equal(short[name].mu, long[name].mu) for name in long)
+
+
+class Restless(nn.Sequential):
+    """Its batch norm stays in train mode, whatever is asked."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self[1].train(True)
+        return self
+
+
+def test_a_stock_layer_that_stays_in_train_mode_comes_out_of_the_guard_as_it_went_in() -> None:
+    model = Restless(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    with guard(model):
+        model(torch.rand(4, 3, 2, 2))
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())

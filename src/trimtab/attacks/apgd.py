@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from trimtab import draws
-from trimtab.attacks.base import Attack, Outcome, Victim
+from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, loss_named
+from trimtab.attacks.pgd import gradient
 from trimtab.types import BadInput, Budget, Linf
 
 _ALPHA, _RHO = 0.75, 0.75
@@ -47,7 +48,11 @@ class APGD(Attack):
         loss_named(self.loss, False)
 
     def __str__(self) -> str:
-        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, any iterate"
+        rest = unusual(self, "budget", "steps", "loss")
+        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, any iterate{rest}"
+
+    def scored(self, coupled: bool) -> str:
+        return "best iterate" if coupled else "any iterate"
 
     def run(self, victim: Victim) -> Outcome:
         loss = loss_named(self.loss, False)
@@ -72,7 +77,8 @@ class TargetedAPGD(Attack):
         _check_steps(self.steps)
 
     def __str__(self) -> str:
-        return f"targeted APGD-{self.steps} (dlr, {self.targets} targets), {self.budget}, any iterate"
+        rest = unusual(self, "budget", "steps", "targets")
+        return f"targeted APGD-{self.steps} (dlr, {self.targets} targets), {self.budget}, any iterate{rest}"
 
     def run(self, victim: Victim) -> Outcome:
         with torch.no_grad():
@@ -157,7 +163,7 @@ class _State:
         with torch.set_grad_enabled(not last):
             z = self.victim.net(x)
             value = self.loss(z, self.rows)
-        self.grad = torch.zeros_like(x) if last else torch.autograd.grad(value.sum(), x)[0]
+        self.grad = torch.zeros_like(x) if last else gradient(value.sum(), x)
         self.x, value = x.detach(), value.detach()
         self.wrong = z.detach().argmax(1) != self.victim.y[self.rows]
         if len(self.value) == len(value):

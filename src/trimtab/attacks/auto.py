@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trimtab.attacks.apgd import APGD, TargetedAPGD
-from trimtab.attacks.base import Attack, Outcome, Victim
+from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.square import Square
 from trimtab.types import BadInput, Budget, Linf
 
@@ -29,8 +29,11 @@ class AutoAttack(Attack):
     queries: int = 5000
     """Forward passes of Square."""
 
+    one_by_one = True
+
     def __str__(self) -> str:
-        return f"AutoAttack-style ensemble (APGD-CE, targeted APGD, Square), {self.budget}, any iterate"
+        parts = "APGD-CE, targeted APGD, Square"
+        return f"AutoAttack-style ensemble ({parts}), {self.budget}, any iterate{unusual(self, 'budget')}"
 
     def run(self, victim: Victim) -> Outcome:
         if victim.coupled:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,10 @@ class Attack:
     """Part of every result's key: raised whenever a change moves numbers."""
     refills: ClassVar[bool] = False
     """Whether `run` itself takes `at_once` images at a time; else it is given so many."""
+    joint: ClassVar[bool] = False
+    """Whether what becomes of an image depends on the others of its batch, whatever the model."""
+    one_by_one: ClassVar[bool] = False
+    """Whether it refuses a model that lets images of a batch influence each other."""
     budget: Budget
 
     def __call__(
@@ -113,8 +117,27 @@ class Attack:
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
 
+    def scored(self, coupled: bool) -> str:
+        """Which image counts: that of which iterate."""
+        return "last iterate" if coupled else f"{getattr(self, 'score', 'any')} iterate"
+
     def run(self, victim: Victim) -> Outcome:
         raise NotImplementedError
+
+
+def unusual(attack: Any, *said: str) -> str:
+    """The fields of an attack that are not as usual, to be named by it, apart from those already said.
+
+    >>> from trimtab.attacks import AutoAttack
+    >>> unusual(AutoAttack(steps=5), "budget")
+    ', steps=5'
+    """
+    usual = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(attack)
+    }
+    found = {name: getattr(attack, name) for name in usual if name not in said}
+    return "".join(f", {name}={value}" for name, value in found.items() if value != usual[name])
 
 
 def in_slices(run: Callable[[Victim], Outcome], victim: Victim, refills: bool) -> Outcome:

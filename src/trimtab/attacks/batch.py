@@ -34,9 +34,14 @@ class ThroughBatch(Attack):
     rho: float = 1.0
     """How much of the batch's statistics the defence takes."""
 
+    joint = True
+
     @property
     def budget(self) -> Budget:  # type: ignore[override]
         return self.attack.budget
+
+    def scored(self, coupled: bool) -> str:
+        return self.attack.scored(True)
 
     def __str__(self) -> str:
         return f"{self.attack} through the batch statistics (rho={self.rho:g})"
@@ -79,6 +84,7 @@ class CoBatch:
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Tensor:
         check_images(x, y)
+        y = y.long()
         own = len(x) - self.images
         if own < 1:
             raise BadInput(f"{self.images} images of a batch of {len(x)} leave nobody to attack")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, draws
-from trimtab.attacks.base import Attack, Outcome
+from trimtab.attacks.base import Attack, Outcome, unusual
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput, Budget
@@ -51,8 +51,15 @@ class EOT(Attack):
     def budget(self) -> Budget:  # type: ignore[override]
         return self.attack.budget
 
+    @property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.sampler is None  # which adapts to the batch
+
+    def scored(self, coupled: bool) -> str:
+        return self.attack.scored(False)  # the classifiers drawn are fixed
+
     def __str__(self) -> str:
-        return f"EOT over {self.m} classifiers of {self.attack}"
+        return f"EOT over {self.m} classifiers of {self.attack}{unusual(self, 'attack', 'sampler', 'm')}"
 
     def outcome(
         self,

@@ -32,9 +32,7 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
     modes = [(module, module.training) for module in model.modules()]
     flags = [(p, p.requires_grad, p.grad, p._version) for p in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [
-        (held, held.clone(), held._version) for _, own in buffers for held in own.values() if held is not None
-    ]
+    values = [(held, held.clone()) for _, own in buffers for held in own.values() if held is not None]
     marks = [(module, module.snapshot()) for module in model.modules() if isinstance(module, adapt.Stream)]
     try:
         model.eval().requires_grad_(False)
@@ -50,8 +48,8 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
         with torch.no_grad():
             for module, own in buffers:
                 module._buffers.update(own)
-            for held, before, version in values:
-                if held._version != version:
+            for held, before in values:
+                if not torch.equal(held, before):  # its version does not tell: a stock kernel raises none
                     held.copy_(before)
         for stream, mark in marks:
             stream.rollback(mark)
@@ -67,8 +65,14 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
 
     It is tried on the first images of `x`; what the model has `said` of them need not be asked again.
     """
-    quick = norm.fold(model, x[:PROBE], said)
-    return quick.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return channels_last(norm.fold(model, x[:PROBE], said))
+
+
+def channels_last(net: nn.Module) -> nn.Module:
+    """The network itself in that layout, unless it holds volumes, which torch cannot lay out so."""
+    if any(held.dim() == 5 for held in (*net.parameters(), *net.buffers())):
+        return net
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab import draws
 from trimtab.attacks.apgd import standing
-from trimtab.attacks.base import Attack, Outcome, Victim
+from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.geometry import norms, project
 from trimtab.attacks.losses import cw
 from trimtab.types import BadInput, Budget, Linf
@@ -39,8 +39,10 @@ class Square(Attack):
                 f"Square needs queries >= 1 and 0 < share <= 1, found {self.queries}, {self.share}"
             )
 
+    one_by_one = True
+
     def __str__(self) -> str:
-        return f"Square-{self.queries}, {self.budget}, any iterate"
+        return f"Square-{self.queries}, {self.budget}, any iterate{unusual(self, 'budget', 'queries')}"
 
     def run(self, victim: Victim) -> Outcome:
         if victim.coupled:

@@ -142,7 +142,7 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor, at: Shifts) -> Shifts:
         name: _map(lambda d: d.detach().clone().requires_grad_(True), shift) for name, shift in at.items()
     }
     with norm.use(model, shift=deltas), torch.enable_grad():
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x), y.long())
         flat = [delta for shift in deltas.values() for delta in (shift.mu, shift.sigma) if delta is not None]
         found = torch.autograd.grad(loss, flat, allow_unused=True)  # a layer may not run in this mode
         grads = iter(torch.zeros_like(d) if g is None else g for d, g in zip(flat, found, strict=True))
