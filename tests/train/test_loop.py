@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trimtab import models, norm, train
 from trimtab.attacks import FGSM, PGD, Linf
+from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
 from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
@@ -97,6 +100,12 @@ def test_a_compiled_network_trains_as_the_plain_one(tmp_path: Path) -> None:
     )
     for key in plain:
         torch.testing.assert_close(plain[key], compiled[key])
+
+
+def test_a_network_with_convolutions_in_three_dimensions_trains(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.Flatten())
+    run = train.fit(net.append(nn.Linear(144, CLASSES)), images(), recipe(epochs=1), tmp_path / "run")
+    assert run.model is not None
 
 
 def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
@@ -339,6 +348,68 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints" / "last.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadInput, match="not a checkpoint that trimtab wrote"):
         train.resume(tmp_path / "run", tiny(), images())
+
+
+def stopped(folder: Path, data: object) -> None:
+    """A run that was killed after its second step."""
+
+    def stop(event: train.Event) -> None:
+        if event.kind == "step" and event.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(train.Stopped):
+        train.fit(tiny(), data, recipe(), folder, [stop])
+
+
+def in_a_folder(root: Path, given: ImageSet) -> FolderSet:
+    for i, (pixels, label) in enumerate(zip(given.images, given.labels.tolist(), strict=True)):
+        (root / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(root / str(label) / f"{i}.png")
+    return open_folder(root, "folder")
+
+
+class Flipped(Dataset):  # type: ignore[type-arg]
+    """Images that their own dataset flips at random."""
+
+    def __init__(self, given: ImageSet) -> None:
+        self.given = given
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        pixels = self.given.images[i]
+        return pixels.flip(2) if torch.rand(()) < 0.5 else pixels, int(self.given.labels[i])
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
+    first, turned = images(), images()
+    turned = replace(turned, labels=turned.labels.flip(0))
+    brighter = images()
+    brighter.images[3] += 1
+    homes = {name: in_a_folder(tmp_path / name, given) for name, given in {"a": first, "b": turned}.items()}
+    for name, given, others in [
+        ("memory", first, [turned, brighter, images(52)]),
+        ("folder", homes["a"], [homes["b"], first]),
+        ("loader", Flipped(first), [Flipped(turned), Flipped(images(52)), first]),
+    ]:
+        stopped(tmp_path / "runs" / name, given)
+        for other in others:
+            with pytest.raises(BadInput, match="began with other training images"):
+                train.resume(tmp_path / "runs" / name, tiny(), other)
+        assert train.resume(tmp_path / "runs" / name, tiny(), given).model is not None
+
+
+def test_a_checkpoint_that_does_not_know_its_images_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("trimtab.train.loop.fingerprint", lambda images: "")
+        stopped(tmp_path / "run", images())
+    tensors, header = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    del header["progress"]["data"]
+    checkpoint._write(tmp_path / "run" / "checkpoints" / "last.safetensors", tensors, header)
+    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
 
 
 def test_a_bit_that_changed_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -68,6 +70,8 @@ def test_every_paper_has_a_recipe_with_its_numbers() -> None:
         ({"objective": "sam", "precision": "16-mixed"}, "SAM reads gradients, which fp16 scales"),
         ({"objective": "apart", "norm": {"running_epochs": 2}}, "APART perturbs batch statistics"),
         ({"validation": {"choose": "robust"}}, "validation needs an attack"),
+        ({"validation": {"patience": 3}}, "patience waits for a better accuracy"),
+        ({"validation": {"choose": "clean"}, "data": {"validation": 0}}, "data.validation holds out none"),
         ({"batch_size": 10, "accumulate": 3}, "cannot be processed in 3 equal parts"),
     ],
 )
@@ -92,6 +96,22 @@ def test_any_key_can_be_overridden_by_its_dotted_name() -> None:
     assert recipe.data.augment == ("flip", "mixup:0.2")
     assert recipe.ema == 0.99
     assert recipe.epochs == read_recipe("adversarial-laptop").epochs
+
+
+@pytest.mark.parametrize("doubled", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_recipe_can_be_copied_and_pickled_whatever_its_objective(doubled: object, used: bool) -> None:
+    objective = train.AdvBN(cut="1", eps=0.3)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    if used:
+        objective.prepare(net)
+    recipe = Recipe(objective=objective)
+    again = doubled(recipe)  # type: ignore[operator]
+    assert again == recipe
+    assert repr(again) == repr(recipe)
+    assert hash(again.objective) == hash(objective)
+    front, _ = again.objective.halves(net)
+    assert front.get_parameter("0.weight") is net[0].weight  # not of a copy of the network
 
 
 def test_another_kind_starts_afresh() -> None:

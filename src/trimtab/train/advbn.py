@@ -30,7 +30,8 @@ from trimtab import draws, norm
 from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut
-from trimtab.train.base import Objective, Parts, Passes, Step, bare, cross_entropy
+from trimtab.norm.steering import innermost
+from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
 from trimtab.train.mixture import require_branch
 from trimtab.train.processes import average
 from trimtab.types import BadInput
@@ -69,6 +70,13 @@ class AdvBN(Objective):
         if self.attack not in ("ascent", "random"):
             raise BadInput(f'attack must be "ascent" or "random", found {self.attack!r}')
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles find the halves of their networks anew."""
+        return {name: value for name, value in vars(self).items() if name != "_cuts"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _cuts=WeakKeyDictionary())
+
     def prepare(self, model: nn.Module) -> nn.Module:
         norm.steer(model)
         front, tail = self.halves(model)
@@ -88,7 +96,7 @@ class AdvBN(Objective):
 
     def halves(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
         """Front and tail; traced once per model."""
-        model = bare(model)
+        model = innermost(model)
         if model not in self._cuts:
             self._cuts[model] = cut(model, self.cut)
         return self._cuts[model]

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import attacks, draws, norm
+from trimtab.norm.steering import innermost
 from trimtab.types import BadInput
 
 Backward = Callable[[Tensor, bool], None]
@@ -53,7 +54,7 @@ class Step:
     @property
     def bare(self) -> nn.Module:
         """The network itself, without wrappers: what attacks and cuts work on."""
-        return bare(self.model)
+        return innermost(self.model)
 
     @property
     def labels(self) -> Tensor:
@@ -116,21 +117,6 @@ def attacked(attack: Any, step: Step) -> Tensor:
 def attack_passes(attack: Any) -> Passes:
     steps = getattr(attack, "steps", 1) * getattr(attack, "restarts", 1)
     return Passes(steps + 1, steps)
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """What DDP, Fabric or torch.compile wrapped."""
-    while (inside := _WRAPPERS.get(type(model).__name__)) is not None:
-        model = getattr(model, inside)
-    return model
-
-
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "_FabricModule": "module",
-    "OptimizedModule": "_orig_mod",
-}
 
 
 def quiet(model: nn.Module) -> AbstractContextManager[None]:

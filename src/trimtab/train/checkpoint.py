@@ -41,6 +41,8 @@ class Progress:
     """Length of the metrics file that belongs to this state,"""
     metrics_digest: str = ""
     """and the hash of so much of it."""
+    data: str = ""
+    """What the training images are known by (see `start.fingerprint`); the first checkpoints do not say."""
 
 
 def save(

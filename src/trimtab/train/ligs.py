@@ -5,7 +5,7 @@ Idea      loss = CE + weight (1 - LIGS), LIGS = mean over images of cos(grad_x l
 Paper     "Batch normalisation increases adversarial vulnerability", section 4 (figure 5); form and weight
           are not stated there: both are ours
 Norm      batch statistics in both passes; update off in the pass at x + nu
-Cost      two forward passes, two backward passes to the image, and one through those: as about six passes
+Cost      two forward passes, two backward passes to the image, and one through those: on a CPU as ten passes
 Beware    a high LIGS is no proof of robustness: constant and linear functions have it, too
 """
 

@@ -17,7 +17,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.processes import average, companions
 from trimtab.train.recipe import Recipe, read_recipe
 from trimtab.train.runs import Run
-from trimtab.train.start import Engine, loader_for, network, prepared, training_sets
+from trimtab.train.start import Engine, fingerprint, loader_for, network, prepared, training_sets
 from trimtab.train.validate import validate
 from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
 from trimtab.types import BadInput
@@ -79,8 +79,10 @@ def resume(
     fabric = (engine or Engine()).start(run.recipe.precision)
     with torch.random.fork_rng(enabled=True), companions(run.folder):
         work = _start(fabric, run, model, data)
-        work.progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
-        _check_metrics(run, work.progress)
+        progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
+        _check_metrics(run, progress)
+        _check_data(run, progress.data, work.progress.data)
+        work.progress = replace(progress, data=work.progress.data)
         return _train(work, callbacks)
 
 
@@ -88,6 +90,14 @@ def _check_metrics(run: Run, progress: Progress) -> None:
     known = progress.metrics_digest
     if known and run.metrics_digest(progress.metrics_bytes) != known:
         raise BadInput(f"{run.folder / 'metrics.jsonl'} is not as the run left it; put it back or start anew")
+
+
+def _check_data(run: Run, known: str, found: str) -> None:
+    if known and found != known:
+        raise BadInput(
+            f"the run in {run.folder} began with other training images ({known[:8]}, found {found[:8]}); "
+            "give resume the data that it began with, or start anew"
+        )
 
 
 @dataclass
@@ -104,7 +114,7 @@ class Work:
     held_out: Images | None
     ema: dict[str, Tensor]
     """The moving average of parameters and statistics, by name; empty if none is kept."""
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress
 
     @property
     def recipe(self) -> Recipe:
@@ -153,7 +163,8 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
         model.compile(backend=recipe.compile)
     stepper = fabric.setup_optimizers(optimiser)
     loader = loader_for(fabric, train_set, recipe)
-    return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema)
+    progress = Progress(data=fingerprint(train_set))
+    return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema, progress)
 
 
 def _train(work: Work, callbacks: Sequence[Callback]) -> Run:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.data import Batch
+from trimtab.data import Batch, Loader
 from trimtab.train.base import Objective, Passes
 from trimtab.train.recipe import Recipe
 from trimtab.train.standard import Standard
@@ -46,10 +46,10 @@ class Plan:
 def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int = 3) -> Plan:
     """Time a few steps of the recipe's objective and of standard training, in turns, on one real batch."""
     train_set, _ = training_sets(data, recipe)
+    loader = Loader(train_set, recipe.batch_size, drop_last=True)  # refuses what training would refuse
     with torch.random.fork_rng():
         model = network(model, recipe, train_set)
-    size = min(recipe.batch_size, len(train_set))
-    batch = train_set.take(torch.arange(size))
+    batch = train_set.take(torch.arange(recipe.batch_size))
     contestants: list[tuple[Objective, nn.Module]] = []
     for objective in (recipe.objective, Standard()):
         net = prepared(copy.deepcopy(model), replace(recipe, objective=objective))
@@ -59,7 +59,7 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
         for (objective, net), taken in zip(contestants, times, strict=True):
             taken.append(_time(objective, net, batch))
     ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
-    steps = (len(train_set) // recipe.batch_size) * recipe.epochs
+    steps = len(loader) * recipe.epochs
     return Plan(recipe.objective.passes(recipe.batch_size), ours / standard, ours, steps, len(train_set))
 
 

@@ -132,10 +132,12 @@ class Validation:
     choose: Literal["last", "clean", "robust"] = "last"
     """Which epoch's network is the result: the last, or the one with the best accuracy."""
     patience: int | None = None
-    """Stop after so many validations without a better one."""
+    """Stop after so many validations without a better one; what is better, `choose` says."""
 
     def __post_init__(self) -> None:
         _at_least(1, every=self.every, images=self.images, patience=self.patience)
+        if self.patience is not None and self.choose == "last":
+            raise BadInput("patience waits for a better accuracy: choose clean or robust instead of last")
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,12 @@ class Recipe:
             raise BadInput("norm.frozen and norm.only leave nothing to train; take one of them")
         if self.validation.choose == "robust" and self.validation.attack is None:
             raise BadInput("to choose by robust accuracy, validation needs an attack")
+        if self.validation.choose != "last" and not self.data.validation:
+            how = self.validation.choose
+            raise BadInput(
+                f"to choose by {how} accuracy takes images, but data.validation holds out none; raise it, or "
+                "choose last"
+            )
         if self.ema is not None and not 0 < self.ema < 1:
             raise BadInput(f"the decay of an average lies between 0 and 1, found ema={self.ema}")
 

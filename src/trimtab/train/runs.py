@@ -91,6 +91,8 @@ def existing(folder: str | Path) -> Run:
 def finish(run: Run, model: nn.Module, provenance: Mapping[str, Any]) -> Run:
     """Write the trained network: ours, and stock per branch."""
     net = model.net if isinstance(model, Pixels) else model
+    for one in (model, net):
+        vars(one).pop("provenance", None)  # which `adapt.frozen` noted of statistics that are no more
     for branch in _branches(net):
         stock = norm.release(copy.deepcopy(net), branch)
         state = {key: value.cpu().contiguous() for key, value in stock.state_dict().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,17 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab import models, norm
+from trimtab.attacks.guard import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
+from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
+from trimtab.data.sets import ImageSet
 from trimtab.train.recipe import Recipe
 from trimtab.types import BadInput
+
+FEW = 100
+"""Images that are looked at to recognise a set that lies on disk."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,26 @@ def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
     return train_set, whole.subset(slice(end, len(whole))) if held else None
 
 
+def fingerprint(images: Images) -> str:
+    """What a run knows its training images by when it goes on; quickly found, however many.
+
+    In memory it is their digest. Of a folder it is all names and labels, and the sizes of a few files. Of
+    anything else, which may change its pixels each time it is read, it is all ids and the labels of a few.
+    """
+    if isinstance(images, ImageSet):
+        return images.digest
+    n = len(images)
+    few = images.subset(torch.linspace(0, n - 1, min(n, FEW)).long())
+    content = hashlib.sha256(images.ids.contiguous().numpy().data)
+    if isinstance(images, FolderSet):
+        content.update(few.digest.encode())
+        content.update(images.labels.contiguous().numpy().data)
+        content.update("\n".join(images.files).encode(errors="surrogateescape"))
+    else:
+        content.update(few.labels.contiguous().numpy().data)
+    return content.hexdigest()
+
+
 def loader_for(fabric: Fabric, train_set: Images, recipe: Recipe) -> Loader:
     """Shuffled, augmented batches; each process gets its contiguous part of every one."""
     rank, world = fabric.global_rank, fabric.world_size
@@ -73,7 +100,7 @@ def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn
 
 def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:
     """The network as the recipe trains it: branches, frozen parts, memory layout."""
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = channels_last(model)
     recipe.objective.prepare(model)
     if recipe.norm.frozen:
         norm.freeze(model)
