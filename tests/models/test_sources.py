@@ -228,3 +228,10 @@ def test_two_numbers_of_classes_are_refused():
 
 def test_networks_that_fold_positions_into_channels_still_take_three():
     assert load("timm:tresnet_m", classes=2).spec.channels == 3
+
+
+def test_what_comes_with_weights_is_ready_to_be_asked(tmp_path):
+    assert not load("zoo:sample-standard").training
+    save(load("net:resnet8,width=4"), tmp_path / "mine")
+    assert not any(module.training for module in load(tmp_path / "mine").modules())
+    assert load("net:resnet8,width=4").training
