@@ -23,7 +23,7 @@ from trimtab import adapt
 from trimtab.attacks.base import Attack, Outcome, check_images, check_labels
 from trimtab.attacks.guard import guard
 from trimtab.attacks.losses import ce
-from trimtab.attacks.pgd import PGD
+from trimtab.attacks.pgd import PGD, gradient
 from trimtab.types import BadInput, Budget, number
 
 
@@ -95,8 +95,7 @@ class CoBatch:
             for _ in range(self.steps):
                 theirs.requires_grad_(True)
                 loss = ce(defence(torch.cat([x[:own], theirs]))[:own], y[:own]).sum()
-                (grad,) = torch.autograd.grad(loss, theirs)
-                theirs = (theirs.detach() + float(self.step_size) * grad.sign()).clamp(0, 1)
+                theirs = (theirs.detach() + float(self.step_size) * gradient(loss, theirs).sign()).clamp(0, 1)
         return torch.cat([x[:own], theirs.detach()])
 
 
