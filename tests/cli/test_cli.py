@@ -186,6 +186,26 @@ def test_lens_and_construct_run(capsys, saved):
     assert "npz:" in out
 
 
+def test_lens_says_what_it_leaves_out_of_a_model_that_cannot_be_steered(capsys, tmp_path):
+    (tmp_path / "own.py").write_text(
+        textwrap.dedent("""
+            from torch import nn
+
+            class Own(nn.BatchNorm2d):
+                def forward(self, x):
+                    return super().forward(x) * 1.0
+
+            def net():
+                return nn.Sequential(nn.Conv2d(1, 4, 3), Own(4), nn.Flatten(), nn.Linear(4 * 26 * 26, 10))
+        """)
+    )
+    words = ("lens", f"py:{tmp_path / 'own.py'}:net", "--limit", "16")
+    code, out, _ = say(capsys, *words)
+    assert code == 0
+    assert "no batch-norm layer that can be steered" in " ".join(out.split())
+    assert as_json(capsys, *words)["tolerance"] == []
+
+
 def test_train_takes_a_recipe_with_overrides_and_resumes(capsys):
     code, out, _ = say(capsys, "train", "--recipes")
     assert code == 0
@@ -221,6 +241,11 @@ BAD = {
     "no recipe": (("train",), "give a recipe"),
     "unknown recipe": (("train", "nothing.yaml"), "no recipe"),
     "unknown key": (("train", "smoke", "--epoch", "3"), "epochs"),
+    "an old run with a new recipe": (("train", "smoke", "--resume", "run"), "cannot heed a recipe"),
+    "an old run with new keys": (
+        ("train", "--resume", "run", "--epochs", "20", "--plan", "--out=other"),
+        "cannot heed --out, --plan, --epochs",
+    ),
     "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
     "unknown run": (("report", "abc"), "abc"),
 }

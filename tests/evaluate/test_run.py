@@ -1,5 +1,6 @@
 """Runs: right numbers, nothing measured twice, and the same result whatever the batch size."""
 
+import copy
 import json
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,8 +12,8 @@ from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 import trimtab
-from trimtab import adapt, data
-from trimtab.attacks import FGSM, PGD, CurvePGD, Linf, ThroughBatch
+from trimtab import adapt, data, norm
+from trimtab.attacks import APGD, EOT, FGSM, PGD, AutoAttack, CurvePGD, Linf, ThroughBatch
 from trimtab.data import Batch
 from trimtab.data.corruptions import corrupt
 from trimtab.data.embedded import sample
@@ -33,6 +34,8 @@ from trimtab.evaluate import (
     rescore,
     run,
 )
+from trimtab.evaluate.card import Row
+from trimtab.evaluate.certified import Certified
 from trimtab.types import BadInput
 
 WEAK = PGD(Linf("8/255"), steps=5, score="any")
@@ -217,6 +220,60 @@ def test_images_that_were_not_kept_are_missed_by_name(store: Store) -> None:
         rescore(trained(), sample(), card.rows[0], store)
 
 
+def spans_of_images(row: Row, store: Store) -> list[tuple[int, int]]:
+    found = [(span, x) for span, x in images(row, store)]
+    assert all(len(x) == stop - start for (start, stop), x in found)
+    return [span for span, _ in found]
+
+
+def test_kept_images_follow_a_limit_that_grows_and_shrinks(store: Store) -> None:
+    rows = {}
+    for limit in (10, 12, 9):
+        (rows[limit],) = run(
+            trained(), sample(), [FGSM()], store, limit=limit, chunk=8, keep_images=True, examine=False
+        ).rows
+    for limit, row in rows.items():
+        assert spans_of_images(row, store) == [(0, 8), (8, limit)]
+        assert rescore(trained(), sample(), row, store).correct == row.correct
+
+
+def test_kept_images_are_found_whatever_chunks_they_lie_in(store: Store) -> None:
+    for limit, chunk, kept in ((12, 16, False), (5, 5, True), (12, 8, True), (14, 7, True)):
+        card = run(
+            trained(), sample(), [FGSM()], store, limit=limit, chunk=chunk, keep_images=kept, examine=False
+        )
+    (row,) = card.rows
+    spans = spans_of_images(row, store)
+    assert [at for start, stop in spans for at in range(start, stop)] == list(range(14))
+    assert rescore(trained(), sample(), row, store).correct == row.correct
+
+
+def test_images_of_a_batch_that_belongs_together_are_those_of_that_batch(store: Store) -> None:
+    def measured(limit: int, kept: bool) -> Row:
+        how = {"states": [PerBatch()], "chunk": 8, "keep_images": kept, "examine": False}
+        return run(trained(), sample(), [FGSM()], store, limit=limit, insist=True, **how).rows[0]  # type: ignore[arg-type]
+
+    short, long = measured(10, False), measured(12, True)
+    assert spans_of_images(long, store) == [(0, 8), (8, 12)]
+    assert rescore(trained(), sample(), long, store, PerBatch()).correct == long.correct
+    with pytest.raises(BadInput, match="keep_images=True"):
+        rescore(trained(), sample(), short, store, PerBatch())
+    assert rescore(trained(), sample(), measured(10, True), store, PerBatch()).correct == short.correct
+
+
+def test_keeping_images_forgets_nothing_that_was_measured_without_them(store: Store) -> None:
+    def chunks(limit: int, kept: bool) -> set[tuple[int, int]]:
+        how = {"chunk": 8, "keep_images": kept, "examine": False}
+        (row,) = run(trained(), sample(), [FGSM()], store, limit=limit, **how).rows  # type: ignore[arg-type]
+        if kept:
+            assert rescore(trained(), sample(), row, store).correct == row.correct
+        return set(store.chunks(row.key))
+
+    assert chunks(8, kept=False) == {(0, 8)}
+    assert chunks(4, kept=True) == {(0, 4), (0, 8)}
+    assert chunks(8, kept=True) == {(0, 4), (0, 8)}  # with images, in place of the one without
+
+
 def test_a_curve_is_one_run_with_its_step_printed(store: Store) -> None:
     long = CurvePGD(Linf("8/255"), steps=20, step_size="1/255", marks=(5, 20))
     (row,) = run(trained(), sample(), [long], store=store, limit=100, examine=False).rows
@@ -238,6 +295,15 @@ def test_a_run_leaves_no_trace(store: Store) -> None:
     assert all(p.requires_grad for p in model.parameters())
     assert torch.equal(model.net[0].weight.grad, torch.ones_like(model.net[0].weight))
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_run_leaves_a_stream_where_it_was(store: Store) -> None:
+    stream = adapt.stream(trained())
+    stream(sample().take(torch.arange(100, 116)).x)
+    state = {name: value.clone() for name, value in stream.state_dict().items()}
+    run(stream, sample(), [Clean()], store=store, limit=24, examine=False)
+    assert stream.seen == 16
+    assert all(torch.equal(value, state[name]) for name, value in stream.state_dict().items())
 
 
 def test_progress_ends_complete_and_its_bounds_close_on_the_accuracy(store: Store) -> None:
@@ -303,3 +369,60 @@ def test_a_card_is_read_back_as_it_was_written(store: Store) -> None:
     assert not any(word in card.json() for word in ("time", "date", "seconds"))
     with pytest.raises(BadInput, match="not a scorecard"):
         type(card).read("<html>")
+
+
+def test_what_is_adapted_on_a_branch_is_measured_so(store: Store) -> None:
+    few = sample().subset(slice(0, 64))
+    x, y, _ = few.take(torch.arange(64))
+    model = trimtab.add_branch(trimtab.steer(copy.deepcopy(trained())), "adv")
+    with torch.no_grad():
+        for layer in norm.layers(model).values():
+            layer.holder("adv").weight.mul_(-1)
+    with trimtab.use(model, branch="adv"):
+        adapted = adapt.frozen(model, x)
+    (row,) = run(adapted, few, [Clean()], store=store, examine=False).rows
+    assert row.accuracy == by_hand(adapted, x, y)
+
+
+def test_models_that_differ_in_a_constant_do_not_share_results(store: Store) -> None:
+    few = sample().subset(slice(0, 128))
+    x, y, _ = few.take(torch.arange(128))
+    for rho in (1.0, 0.1):
+        model = adapt.per_batch(trained(), rho)
+        (row,) = run(model, few, [Clean()], store=store, examine=False).rows
+        assert row.accuracy == by_hand(model, x, y)
+
+
+def test_eot_that_adapts_to_its_batch_keeps_the_batch_in_its_key(store: Store) -> None:
+    eot = Attacked(EOT(PGD(steps=1), m=1))
+    fixed = Attacked(EOT(PGD(steps=1), sampler=(trained(),)))
+    for condition, told_apart in ((eot, True), (fixed, False)):
+        subjects = [engine.Subject(trained(), sample(), store, chunk=chunk) for chunk in (8, 16)]
+        cells = [engine.Cell(subject, condition, Running(), 0, 16) for subject in subjects]
+        assert (cells[0].key != cells[1].key) is told_apart
+    assert eot.score(coupled=False) == "last iterate"
+    assert Attacked(APGD()).score(coupled=True) == "best iterate"
+
+
+def test_a_suite_leaves_out_what_cannot_be_asked_of_a_coupled_batch(store: Store) -> None:
+    few = sample().subset(slice(0, 16))
+    asked = [Clean(), AutoAttack(steps=1, queries=1), Certified(n=10)]
+    card = run(trained(), few, asked, states=[Running(), PerBatch()], store=store, examine=False)
+    assert [row.kind for row in card.rows if row.state == "running"] == ["clean", "attack", "certificate"]
+    assert [row.kind for row in card.rows if row.state != "running"] == ["clean"]
+    with pytest.raises(BadInput, match="nothing to measure"):
+        run(trained(), few, asked[1:], states=[PerBatch()], store=store, examine=False)
+
+
+def test_methods_that_differ_have_names_that_differ() -> None:
+    methods = [PGD(), PGD(random_start=False), PGD(clean_start=0.5), APGD(), APGD(restarts=5)]
+    methods += [AutoAttack(), AutoAttack(steps=5), AutoAttack(queries=5), EOT(), EOT(rho=0.5)]
+    methods += [PerBatch(0.3), PerBatch(0.3, "var"), Frozen(), Frozen(blend_of="var")]
+    assert len({str(method) for method in methods}) == len(methods)
+
+
+def test_rows_of_the_same_name_are_refused(store: Store) -> None:
+    with pytest.raises(BadInput, match="asked for twice"):
+        run(trained(), sample(), [Clean(), Clean()], store=store)
+    with pytest.raises(BadInput, match="asked for twice"):
+        run(trained(), sample(), [Clean()], states=[Running(), Running()], store=store)

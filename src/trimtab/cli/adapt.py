@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.cli.options import Json, Model, Seed, Split, speaks
+from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, speaks
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -27,7 +27,7 @@ class Adapt:
     data: str = "sample"
     """Images with labels (`trimtab data list`)."""
     split: Split = "test"
-    limit: int | None = None
+    limit: Count = None
     """Only the first so many images."""
     sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
     """Deviations of Gaussian noise, in pixels; 0 is clean."""
@@ -42,7 +42,7 @@ class Adapt:
     seed: Seed = 0
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
-    save: Path | None = None
+    save: Place = None
     """Freeze the statistics on noisy training images, as certification wants, and save the model here."""
     save_sigma: str = "0.25"
     """The noise on those images."""

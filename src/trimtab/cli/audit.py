@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.cli.options import Json, Model, Split, Strict, first
+from trimtab.cli.options import Json, Model, Split, Strict, Text, first
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Audit:
     """
 
     model: Model
-    data: str | None = None
+    data: Text = None
     """Images to compare statistics with, such as sample, cifar10 or folder:PATH."""
     split: Split = "test"
     limit: int = 512

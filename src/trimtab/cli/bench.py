@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Json
+from trimtab.cli.options import Json, Place, Text
 
 TREE = Path(__file__).parents[3]
 """Where `benchmarks` lies beside `src`, in a source tree."""
@@ -33,11 +33,11 @@ class Bench:
     """CPU threads of all contestants."""
     quick: tyro.conf.FlagCreatePairsOff[bool] = False
     """A smoke run: tiny networks, one round. It shows that all runs, not what it costs."""
-    standard: str | None = None
+    standard: Text = None
     """A network without robustness for `attacks`; zoo:cifar10-standard if not given."""
-    robust: str | None = None
+    robust: Text = None
     """An adversarially trained one; zoo:cifar10-adversarial if not given."""
-    out: Path | None = None
+    out: Place = None
     """Write OUT.md and OUT.json, as in --out docs/results/speed."""
     json: Json = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,14 @@ class Certify:
         from trimtab.cli import show
         from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate.certified import Certified
-        from trimtab.types import number
+        from trimtab.types import BadInput, number
 
+        if self.adapt < 0:
+            raise BadInput(f"--adapt takes the number of images to adapt to, 0 for none; found {self.adapt}")
         images = data.load(self.data, self.split)
         found: dict[str, Any] = {}
         sources: dict[str, str] = {}
+        flags = []
         for sigma in (number(text) for text in self.sigma):
             model = trimtab.load(self.model)
             statistics = "the model's own"
@@ -63,21 +66,28 @@ class Certify:
             )  # fmt: skip
             found[f"sigma {sigma:g}"] = card.rows[0]
             sources[f"sigma {sigma:g}"] = str(card.provenance["statistics"])
+            flags += [replace(flag, state=f"sigma {sigma:g}") for flag in card.flags]
         if self.json:
-            from dataclasses import asdict
-
             show.as_json({name: {**asdict(row), "statistics": sources[name]} for name, row in found.items()})
             return 0
         names = list(dict.fromkeys(name for row in found.values() for name in row.figures))
+        names.remove("radius 0")  # the accuracy itself, shown with its interval
         rows = [
-            [name, *(show.percent(row.figures[f]) if f in row.figures else "0.0 %" for f in names)]
+            [
+                name,
+                show.accuracy(row.accuracy, row.interval).strip(),
+                *(show.percent(row.figures.get(f, 0.0)) for f in names),
+            ]
             for name, row in found.items()
         ]
+        n = max(row.n for row in found.values())
         draws = f"{self.n:,} draws, alpha {self.alpha:g}"
-        title = f"{self.model} on {images.name}: certified accuracy by l2 radius, {draws}"
+        title = f"{self.model} on {images.name}, {n} images: certified accuracy by l2 radius, {draws}"
         if self.adapt:
             title += f"; statistics {statistics}"
-        show.table(title, ["", *(name.replace("radius", "r =") for name in names)], rows, right=range(1, 20))
+        columns = ["", "r = 0  [95 %]", *(name.replace("radius", "r =") for name in names)]
+        show.table(title, columns, rows, right=range(1, 20))
+        show.doubts(flags)
         return 0
 
     def _frozen(self, model: Any, sigma: float) -> tuple[Any, str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Json, Model, Seed, Split, first
+from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, first
+
+PAINTED = ("AdvBN", "reconstructed")
+"""Kinds that a decoder paints."""
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,21 @@ class Construct:
     and decoder without the perturbation. Killed and run again, it goes on.
     """
 
-    kind: tyro.conf.Positional[str]
+    kind: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="KIND")]
     """D_R, D_NR, D_rand, D_det, D_conflict, AdvBN or reconstructed."""
     model: Model
     data: str = "sample"
     """Images with labels (`trimtab data list`)."""
     split: Split = "train"
-    limit: int | None = None
+    limit: Count = None
     """Only the first so many images."""
-    steps: int | None = None
+    steps: Count = None
     """Gradient steps; as in the papers 1000 for D_R and D_NR, 100 for the other D, 6 for AdvBN."""
     cut: str = "layer1"
     """AdvBN: the module of the model behind which the encoder ends."""
     decoder: tuple[int, int] = (5000, 6)
     """AdvBN: training images and epochs of the decoder."""
-    out: Path | None = None
+    out: Place = None
     """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
     json: Json = False
@@ -44,6 +47,7 @@ class Construct:
         from trimtab import construct, data
         from trimtab.cli import show
 
+        self._check()
         model = trimtab.load(self.model)
         images = first(data.load(self.data, self.split), self.limit)
         method = self._method(model)
@@ -64,12 +68,31 @@ class Construct:
             show.out.print(f"{len(images)} images are in {out}; use them as --data npz:{out}", markup=False)
         return 0
 
+    def _check(self) -> None:
+        from trimtab import construct
+        from trimtab.types import BadInput
+
+        kinds = (*construct.KINDS, *PAINTED)
+        if self.kind not in kinds:
+            raise BadInput(f"{self.kind!r} is no construction; take one of {', '.join(kinds)}")
+        if self.steps is not None and self.steps < 1:
+            raise BadInput(
+                f"--steps must be 1 or more, found {self.steps}; without a step images stay as they are"
+            )
+        source, _, path = self.data.partition(":")
+        elsewhere = source == "npz" and not Path(path).exists()  # which loading will tell
+        if self.kind == "D_conflict" and not elsewhere and construct.recorded(path).get("kind") != "D_R":
+            raise BadInput(
+                f"D_conflict starts from a D_R, and {self.data} does not say that it is one; make it with "
+                "`trimtab construct D_R` and give --data npz:D_R.npz, or take D_det, the same from any images"
+            )
+
     def _method(self, model: Any) -> Any:
         from trimtab import construct, data
         from trimtab.cli import show
 
         steps = {} if self.steps is None else {"steps": self.steps}
-        if self.kind not in ("AdvBN", "reconstructed"):
+        if self.kind not in PAINTED:
             return construct.construction(self.kind, **steps)
         auto = construct.Autoencoder.of(model, self.cut, self.seed)
         count, epochs = self.decoder

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from trimtab.cli.options import Json
+from trimtab.cli.options import Json, Place
 
 
 @dataclass(frozen=True)
 class Fetch:
     """Download a published set and check it. Killed and run again, it goes on."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """cifar10, cifar100, svhn or tiny-imagenet."""
-    root: Path | None = None
+    root: Place = None
     """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
-    source: Path | None = None
+    source: Place = None
     """The published file, if it is at hand: nothing is downloaded then."""
     json: Json = False
 
@@ -42,7 +41,7 @@ class Fetch:
 class List:
     """What `--data` understands, and which published sets are here."""
 
-    root: Path | None = None
+    root: Place = None
     """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
     json: Json = False
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from trimtab.cli.options import Json
@@ -37,7 +39,8 @@ class Doctor:
         from trimtab.cli import show
 
         versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
-        results = {name: _try(test) for name, test in TESTS.items()}
+        extras = {f"import {name}": partial(import_module, name) for name in EXTRAS if versions[name]}
+        results = {name: _try(test) for name, test in (TESTS | extras).items()}
         missing = [name for name in NEEDED if versions[name] is None]
         sound = not missing and all(trouble is None for trouble, _ in results.values())
         if self.json:
@@ -74,7 +77,7 @@ def _device() -> str:
     )
 
 
-def _try(test: Callable[[], None]) -> tuple[str | None, float]:
+def _try(test: Callable[[], object]) -> tuple[str | None, float]:
     began = time.perf_counter()
     try:
         test()
@@ -137,7 +140,7 @@ def _reading() -> None:
     data.corrupt(batch.x, "fog", severity=3)
 
 
-TESTS: dict[str, Callable[[], None]] = {
+TESTS: dict[str, Callable[[], object]] = {
     "steer and release": _steering,
     "attack": _attacking,
     "adapt": _adapting,

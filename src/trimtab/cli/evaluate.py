@@ -7,17 +7,18 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Json, Model, Seed, Split, Strict, speaks
+from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, Strict, Text, speaks
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
 
 STATES = (
-    "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once)"
+    "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once, to "
+    "the first of the images that are evaluated)"
 )
 
 
@@ -33,15 +34,25 @@ class Evaluate:
     """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
     split: Split = "test"
     suite: str = "quick"
-    """quick (minutes on a CPU), standard, full (AutoAttack-style), or corruptions."""
-    limit: int | None = None
+    """What to measure.
+    quick: clean, FGSM, PGD-20, noise, moved statistics, gradient similarity: minutes on a CPU
+    standard: and the margin, l2, an iteration curve to 100, a sample of corruptions
+    full: and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities, certificates
+    corruptions: clean, and the 15 + 4 common corruptions at all severities
+    """
+    limit: Count = None
     """Only the first so many images."""
-    states: tuple[str, ...] = ("running",)
-    """Which statistics normalise: running, branch:NAME, batch[:RHO], frozen[:IMAGES]."""
+    states: Annotated[tuple[str, ...], tyro.conf.arg(metavar="STATE ...")] = ("running",)
+    """Which statistics normalise.
+    running: the model's own
+    branch:NAME: of a branch
+    batch[:RHO]: of every batch
+    frozen[:IMAGES]: of the first 256, or so many, of the very images evaluated, as a condition shows them
+    """
     eps: str = "8/255"
     """Radius of l_inf attacks, in pixels."""
     eps_l2: str = "0.5"
-    """Radius of l2 attacks, in pixels."""
+    """Radius of l2 attacks, in pixels; quick and corruptions do not use it."""
     seed: Seed = 0
     batch_size: int = 256
     """Images at once; results do not depend on it."""
@@ -51,9 +62,9 @@ class Evaluate:
     """Processes on this machine."""
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
-    page: Path | None = None
+    page: Place = None
     """Write the report page here."""
-    baseline: str | None = None
+    baseline: Text = None
     """For corruptions: alexnet (published ImageNet-C only) or the id of a run to divide errors by."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
@@ -65,7 +76,10 @@ class Evaluate:
         from trimtab import data, evaluate
         from trimtab.attacks import L2, Linf
         from trimtab.cli import show
+        from trimtab.types import BadInput
 
+        if self.baseline is not None and self.suite != "corruptions":
+            raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} has no use for it")
         images = data.load(self.data, self.split)
         model = trimtab.load(self.model)
         card = run_with_progress(

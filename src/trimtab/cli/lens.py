@@ -40,9 +40,10 @@ class Lens:
             similarity[probe] = sum(found, measure.Average()).mean
         one = batches[0]
         smooth = measure.landscape(model, one.x, one.y)
-        norm.steer(model)
-        rows = measure.tolerance(model, batches, self.eps, seed=self.seed) if norm.layers(model) else []
-        drift = measure.batch_against_running(model, one.x) if norm.layers(model) else []
+        rows, drift = [], []
+        if norm.steerable(model):
+            rows = measure.tolerance(norm.steer(model), batches, self.eps, seed=self.seed)
+            drift = measure.batch_against_running(model, one.x)
         if self.json:
             show.as_json(
                 {"ligs": similarity, "tolerance": rows, "landscape": smooth.__dict__, "statistics": drift}
@@ -59,6 +60,8 @@ class Lens:
             table = [[name, *(show.percent(by[name, eps]) for eps in self.eps)] for name in attacks]
             columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
             show.table("Accuracy with shifted running statistics", columns, table, right=range(1, 9))
+        else:
+            show.out.print("Statistics were not shifted: there is no batch-norm layer that can be steered.")
         low, high = smooth.loss_range
         show.out.print(
             f"Along a training step the loss goes from {low:.3f} to {high:.3f}, its gradient moves by up to "

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+import trimtab
 from trimtab.cli.adapt import Adapt
 from trimtab.cli.audit import Audit
 from trimtab.cli.bench import Bench
@@ -25,6 +26,8 @@ from trimtab.cli.options import speaks
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.reproduce import Reproduce
 from trimtab.cli.train import Train
+from trimtab.cli.words import understood
+from trimtab.types import BadInput
 
 Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
@@ -46,7 +49,8 @@ Command = (
 ABOUT = """See, steer, attack, train against, adapt and certify the norm statistics of your classifier.
 
 MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module:function;
-DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
+DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`).
+`trimtab COMMAND --help` shows a command's options, `trimtab --version` the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,30 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if any("\0" in word for word in given):
         return _say("an argument holds a null byte, which no name of a file or model can")
+    if given == ["--version"]:
+        print(f"trimtab {trimtab.__version__}")
+        return 0
     overrides: list[str] = []
     if given[:1] == ["train"]:
         given, overrides = Train.split(given)
-    command = tyro.cli(
-        Command,
-        prog="trimtab",
-        description=ABOUT,
-        args=given or ["--help"],
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
-    if isinstance(command, Train):
-        command = command.with_overrides(overrides)
-    if not isinstance(command, Bench):  # which compares with others as their users run them
-        keep_freed()
     try:
+        command = understood(Command, given or ["--help"], ABOUT)
+        if isinstance(command, Train):
+            command = command.with_overrides(overrides)
+        if not isinstance(command, Bench):  # which compares with others as their users run them
+            keep_freed()
         with ExitStack() as stack:
             if not speaks():  # of several processes the first one prints; what goes wrong, each one says
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             return int(command.run())
-    except ValueError as trouble:
-        from trimtab.types import BadInput
-
-        if not isinstance(trouble, BadInput):
-            raise
+    except BadInput as trouble:
         return _say(str(trouble))
     except (RuntimeError, MemoryError) as trouble:
         from trimtab.models.memory import ran_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -18,6 +19,10 @@ Json = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Print J
 Strict = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if there is trouble.")]
 Split = Annotated[str, tyro.conf.arg(help="Which part of the images: train or test.")]
 Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
+
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
+Text = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="(optional)")]
+Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
 
 
 def speaks() -> bool:

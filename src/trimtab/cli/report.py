@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from trimtab.cli.options import Json
+from trimtab.cli.options import Json, Place
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Runs:
     """List the finished evaluations of a store, compare some of them, or export them as CSV."""
 
-    ids: tyro.conf.Positional[tuple[str, ...]] = ()
+    ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
     """The beginnings of ids: compare these."""
-    csv: Path | None = None
+    csv: Place = None
     """Write the rows here."""
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
@@ -71,7 +71,7 @@ class Runs:
 class Report:
     """Write one self-contained HTML page about one model, or comparing up to eight."""
 
-    ids: tyro.conf.Positional[tuple[str, ...]]
+    ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IDS ...")]
     """The beginnings of run ids (`trimtab runs`), or JSON files that `trimtab evaluate --json` printed."""
     out: Path = Path("page.html")
     """Where to write the page."""
@@ -82,7 +82,10 @@ class Report:
     def run(self) -> int:
         from trimtab import evaluate, report
         from trimtab.cli import show
+        from trimtab.types import BadInput
 
+        if not self.ids:
+            raise BadInput("give the ids of one to eight runs; `trimtab runs` lists them")
         cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
         if self.json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Json
+from trimtab.cli.options import Count, Json
 
 if TYPE_CHECKING:
     from trimtab.studies import Claim
@@ -27,7 +27,7 @@ class Reproduce:
     """MIX-4, MIX, headline or all."""
     scale: str = "laptop"
     """smoke (seconds, proves that it runs), laptop (CIFAR-10, two CPU cores) or paper (GPUs)."""
-    seeds: int | None = None
+    seeds: Count = None
     """How many; the study's own number if not given."""
     engine: str = "local"
     """local, or ray for the same work as tasks on a Ray cluster."""
@@ -35,7 +35,7 @@ class Reproduce:
     """Where results go."""
     work: Path = Path(".trimtab/studies")
     """Where networks, constructed sets and measurements are kept and shared between claims."""
-    threads: int | None = None
+    threads: Count = None
     """CPU threads of each worker."""
     listed: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(name="list")] = False
     """Only show claims, what they cost at this scale in minutes, and what is known of them."""

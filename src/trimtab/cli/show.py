@@ -18,7 +18,7 @@ from rich.table import Table
 from trimtab.cli.options import speaks
 
 if TYPE_CHECKING:
-    from trimtab.evaluate import Card, Row
+    from trimtab.evaluate import Card, Flag, Row
 
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -81,9 +81,14 @@ def cell(row: Row | None) -> str:
 
 
 def trust(card: Card) -> None:
-    if not card.flags:
+    doubts(card.flags)
+
+
+def doubts(flags: Sequence[Flag]) -> None:
+    """What a trust card found, of one card or of several."""
+    if not flags:
         out.print("[green]Trust card:[/green] nothing found that speaks against these numbers.")
-    for flag in card.flags:
+    for flag in flags:
         out.print(f"[red]Doubt[/red] ({escape(flag.name)}, {escape(flag.state)}): {escape(flag.saw)}.")
         out.print(f"      {escape(flag.advice)}.")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Json, speaks
+from trimtab.cli.options import Json, Place, speaks
 
 
 @dataclass(frozen=True)
@@ -18,13 +17,16 @@ class Train:
 
     RECIPE is a YAML file or the name of a shipped recipe (--recipes lists them). A run that was killed goes
     on with --resume RUN and ends with the same weights.
+
+    An override: trimtab train sample-apart --objective.eps 0.05 --epochs 3. The recipe.yaml in a run's folder
+    lists every key with its value; python -c "import trimtab; help(trimtab.train.Recipe)" does before a run.
     """
 
-    recipe: tyro.conf.Positional[str] = ""
+    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RECIPE]")] = ""
     """A YAML file, or the name of a shipped recipe."""
-    resume: Path | None = None
+    resume: Place = None
     """The folder of a run to go on with."""
-    out: Path | None = None
+    out: Place = None
     """The run's folder; a new one below ./runs if not given."""
     plan: tyro.conf.FlagCreatePairsOff[bool] = False
     """Only say what it will cost: passes per step, ratio to standard training, time on this machine."""
@@ -64,14 +66,17 @@ class Train:
         from trimtab.types import BadInput
 
         if self.recipes:
-            names = train.shipped()
+            about = {name: train.read_recipe(name).about for name in train.shipped()}
             if self.json:
-                show.as_json(names)
+                show.as_json(list(about))
             else:
-                show.out.print("\n".join(names), markup=False)
+                show.table("Shipped recipes", ["recipe", "about"], list(about.items()))
             return 0
         if self.resume is None and not self.recipe:
             raise BadInput("give a recipe, or --resume RUN; `trimtab train --recipes` lists shipped ones")
+        if self.resume is not None:
+            self._refuse_changes()
+        engine = self._engine()
         recipe = None if self.resume else train.read_recipe(self.recipe, self.overrides)
         if recipe is not None and self.plan:
             cost = train.plan(None, None, recipe)
@@ -82,10 +87,22 @@ class Train:
             return 0
         with train.progress_bar(shown=speaks()) as bar:
             if self.resume is not None:
-                run = train.resume(self.resume, callbacks=[bar], engine=self._engine())
+                run = train.resume(self.resume, callbacks=[bar], engine=engine)
             else:
-                run = train.fit(recipe=recipe, folder=self.out, callbacks=[bar], engine=self._engine())
+                run = train.fit(recipe=recipe, folder=self.out, callbacks=[bar], engine=engine)
         return self._finish(run)
+
+    def _refuse_changes(self) -> None:
+        """A run goes on as its own folder says; only --devices and --json may differ."""
+        from trimtab.types import BadInput
+
+        asked = {"a recipe": self.recipe, "--out": self.out, "--plan": self.plan}
+        vain = [name for name, value in asked.items() if value] + [f"--{key}" for key in self.overrides]
+        if vain:
+            raise BadInput(
+                f"--resume goes on as the run's own recipe says, so it cannot heed {', '.join(vain)}; "
+                "leave that out, or start a new run"
+            )
 
     def _engine(self) -> Any:
         from trimtab import train

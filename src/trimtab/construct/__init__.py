@@ -10,12 +10,12 @@ advbn_images   encoder, AdvBN on its features, decoder: what AdvBN looks like
 
 from trimtab.construct.advbn_images import AdvBNImages
 from trimtab.construct.autoencoder import Autoencoder, Decoder, train_decoder
-from trimtab.construct.build import KINDS, Construction, build, construction
+from trimtab.construct.build import KINDS, Construction, build, construction, recorded
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.construct.transfer import transfer
 
 __all__ = [
     "KINDS", "AdvBNImages", "Autoencoder", "Construction", "Decoder", "FeatureMatch", "Relabelled", "build",
-    "construction", "train_decoder", "transfer",
+    "construction", "recorded", "train_decoder", "transfer",
 ]  # fmt: skip

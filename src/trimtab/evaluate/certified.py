@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from trimtab.certify import certify
+from trimtab.certify import VERSION, certify
 from trimtab.certify.bounds import max_radius
 from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Columns, Condition
@@ -30,6 +30,7 @@ class Certified(Condition):
     alpha: float = 0.001
     """The chance that a certificate is wrong."""
     kind: ClassVar[str] = "certificate"
+    version: ClassVar[int] = VERSION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
@@ -41,6 +42,9 @@ class Certified(Condition):
     @property
     def cost(self) -> float:
         return float(self.n0 + self.n)
+
+    def applies(self, model: nn.Module, coupled: bool) -> bool:
+        return not coupled
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         found = certify(model, batch.x, self.sigma, self.n0, self.n, self.alpha, seed, batch.ids)

@@ -53,8 +53,10 @@ class Condition:
         """Roughly how many forward passes an image needs; only the time left is guessed from it."""
         return 1.0
 
-    def applies(self, model: nn.Module) -> bool:
-        """Whether there is anything to measure on this model; if not, its card has no such row."""
+    def applies(self, model: nn.Module, coupled: bool) -> bool:
+        """Whether there is anything to measure on this model, whose images may influence each other in a
+        batch (`coupled`); if not, its card has no such row.
+        """
         return True
 
     def score(self, coupled: bool) -> str:
@@ -150,7 +152,7 @@ class Attacked(Condition):
 
     @property
     def whole(self) -> bool:  # type: ignore[override]
-        return isinstance(self.attack, attacks.ThroughBatch)
+        return bool(getattr(self.attack, "joint", False))
 
     @property
     def cost(self) -> float:
@@ -161,9 +163,10 @@ class Attacked(Condition):
         return getattr(self.attack, "budget", None)
 
     def score(self, coupled: bool) -> str:
-        if not isinstance(self.attack, attacks.Attack):
-            return "as returned"
-        return "last iterate" if coupled else f"{getattr(self.attack, 'score', 'any')} iterate"
+        return self.attack.scored(coupled) if isinstance(self.attack, attacks.Attack) else "as returned"
+
+    def applies(self, model: nn.Module, coupled: bool) -> bool:
+        return not (coupled and getattr(self.attack, "one_by_one", False))
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         if not isinstance(self.attack, attacks.Attack):

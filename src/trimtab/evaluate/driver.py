@@ -24,10 +24,10 @@ from trimtab.evaluate import trust
 from trimtab.evaluate.card import Card, Flag, Progress, Row
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
 from trimtab.evaluate.engine import CHUNK, Cell, Subject, measure
-from trimtab.evaluate.keys import describe, digest
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
+from trimtab.keys import describe, digest
 from trimtab.measure.accuracy import Accuracy
 from trimtab.types import BadInput, Budget
 
@@ -87,7 +87,7 @@ def run(
         name=name or _name_of(model),
         command=command,
     )
-    if processes > 1 and fabric is None:
+    if _positive("processes", processes) > 1 and fabric is None:
         return _in_processes(processes, model, data, plan, progress)
     return _carry_out(fabric, model, data, plan, progress)
 
@@ -106,6 +106,15 @@ class _Plan:
     insist: bool
     name: str
     command: str | None
+
+    def __post_init__(self) -> None:
+        if not self.states:
+            raise BadInput("an evaluation needs at least one norm state, such as running; found none")
+        for given in (self.conditions, self.states):
+            names = [str(one) for one in given]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise BadInput(f"{twice!r} is asked for twice; rows are told apart by their names")
 
     @property
     def budgets(self) -> list[Budget]:
@@ -190,9 +199,13 @@ class _Bench:
     def __init__(self, subject: Subject, plan: _Plan, state: NormState, n: int) -> None:
         self.state = state
         self.health = trust.health(subject, state, plan.seeds[0], n)
-        asked = [condition for condition in plan.conditions if condition.applies(subject.model)]
+        coupled = state.couples or subject.couples
+        asked = [condition for condition in plan.conditions if condition.applies(subject.model, coupled)]
         if not asked:
-            raise BadInput(f"there is nothing to measure: {plan.conditions[0]} does not apply to this model")
+            raise BadInput(
+                f"there is nothing to measure: {plan.conditions[0]} does not apply to this model "
+                f"with statistics {state}"
+            )
         self.suite = [Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in asked]
         self.probes = {
             budget: trust.probing(subject, budget, state, plan.seeds[0], n) for budget in plan.budgets

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws
+from trimtab import draws, keys
 from trimtab.attacks import couples_batch
 from trimtab.data.sets import Batch, Images
-from trimtab.evaluate import keys
 from trimtab.evaluate.conditions import IMAGES, Columns, Condition
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import Span, Store
@@ -125,6 +124,8 @@ def measure(cell: Cell, told: Told | None = None) -> Columns:
                 for span, columns in zip(turn, found, strict=False):
                     if isinstance(columns, BadInput):
                         continue
+                    if subject.keep_images:  # in place of one without images
+                        subject.store.forget(cell.key, span)
                     subject.store.commit(cell.key, cell.about, span, columns)
                     ledger[span] = _without_images(columns)
                     count += Accuracy.of(columns["correct"])
@@ -183,13 +184,13 @@ def _stored(cell: Cell) -> dict[Span, Columns]:
         longer = [span for span in files if not cell.coupled and span[0] == start < stop < span[1]]
         for span in ((start, stop), *longer):
             columns = store.read(files[span]) if span in files else None
-            fits = columns is not None and all(len(one) == span[1] - span[0] for one in columns.values())
-            if columns and fits and not _lacks_images(cell, columns):
+            if not columns or any(len(one) != span[1] - span[0] for one in columns.values()):
+                if span in files:  # and damaged
+                    store.forget(cell.key, span)
+            elif not _lacks_images(cell, columns):
                 kept = _without_images(columns)
                 found[start, stop] = {name: values[: stop - start] for name, values in kept.items()}
                 break
-            if span in files:
-                store.forget(cell.key, span)
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -20,14 +21,32 @@ from trimtab.types import BadInput
 def images(row: Row, store: Store | str | Path = DEFAULT) -> Iterator[tuple[Span, Tensor]]:
     """The adversarial images of a row, chunk by chunk, with their positions in the data."""
     store = store if isinstance(store, Store) else Store(store)
-    files = {span: file for span, file in store.chunks(row.key).items() if span[1] <= row.n}
-    for span, file in files.items():
-        columns = store.read(file)
-        if columns is None or IMAGES not in columns:
+    files = store.chunks(row.key)
+    batch = json.loads(dict(store.cells()).get(row.key, "{}")).get("batch")
+    at = 0
+    while at < row.n:
+        for start, stop in _holding(files, at, row.n, batch):
+            columns = store.read(files[start, stop])
+            if columns is not None and IMAGES in columns:
+                end = min(stop, row.n)
+                yield (at, end), columns[IMAGES][at - start : end - start]
+                at = end
+                break
+        else:
             raise BadInput(
                 f"the images of {row.condition!r} were not kept; run it again with keep_images=True"
             )
-        yield span, columns[IMAGES]
+
+
+def _holding(spans: Iterable[Span], at: int, n: int, batch: int | None) -> list[Span]:
+    """The chunks that hold the image `at` of n, the best first: of runs with other limits there are several.
+
+    Images that influence each other (in batches of `batch`) are those of exactly one chunk.
+    """
+    if batch is not None:
+        return [span for span in spans if span == (at, min(at + batch, n))]
+    holding = [span for span in spans if span[0] <= at < span[1]]
+    return sorted(holding, key=lambda span: (span[0] != at, span[1] > n, -span[1]))
 
 
 def rescore(
@@ -44,8 +63,4 @@ def rescore(
         for (start, stop), x in images(row, store):
             y = data.labels[start:stop]
             count += Accuracy.of(correct(module, x.to(like), y.to(like.device)))
-    if count.n != row.n:
-        raise BadInput(
-            f"{row.n} images were scored but {count.n} are kept; run it again with keep_images=True"
-        )
     return count

@@ -65,7 +65,7 @@ class Shifted(Condition):
         if not 0 <= float(self.eps) < 1:
             raise BadInput(f"statistics are moved by 0 to less than 1, found eps {float(self.eps):g}")
 
-    def applies(self, model: nn.Module) -> bool:
+    def applies(self, model: nn.Module, coupled: bool) -> bool:
         return norm.steerable(model)
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:

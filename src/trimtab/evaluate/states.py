@@ -5,7 +5,8 @@ A norm state is a frozen dataclass that lends the module to be measured, for as 
     Running    running statistics of the main branch, as `model.eval()` has them
     Branch     those of a named branch
     PerBatch   re-estimated on every batch (`adapt.per_batch`); the batch is part of the result
-    Frozen     re-estimated once, on the first images as the condition shows them (`adapt.frozen`)
+    Frozen     re-estimated once, on the first of the very images that are evaluated, as the condition shows
+               them (`adapt.frozen`)
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class PerBatch(NormState):
         return guard(adapt.per_batch(model, self.rho, self.blend_of))
 
     def __str__(self) -> str:
-        return f"adapted per batch (rho {self.rho:g})"
+        return f"adapted per batch (rho {self.rho:g}{_of(self.blend_of)})"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Frozen(NormState):
     rho: float = 1.0
     """How much of the images' statistics to take."""
     images: int = 256
-    """On how many of the first images they are estimated."""
+    """They are estimated on the first so many of the images that are evaluated."""
     blend_of: str = "std"
 
     def __post_init__(self) -> None:
@@ -84,14 +85,28 @@ class Frozen(NormState):
             raise BadInput(f"statistics are frozen on at least one image, found {self.images}")
 
     def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
-        return guard(adapt.frozen(model, first(self.images), self.rho, self.blend_of))
+        shown = first(self.images)
+        if len(shown) < self.images:
+            raise BadInput(
+                f"statistics cannot be frozen on {self.images:,} images, for there are {len(shown):,}; "
+                f"take so many or fewer, such as frozen:{len(shown)}"
+            )
+        return guard(adapt.frozen(model, shown, self.rho, self.blend_of))
 
     def __str__(self) -> str:
-        return f"frozen on {self.images} images (rho {self.rho:g})"
+        return f"frozen on the first {self.images} images (rho {self.rho:g}{_of(self.blend_of)})"
+
+
+def _of(blended: str) -> str:
+    return "" if blended == "std" else f" of {blended}"
 
 
 @contextmanager
 def _on_branch(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    there = norm.branches(model) or ("main",)
+    if name not in there:
+        listed = "only main" if len(there) == 1 else ", ".join(there)
+        raise BadInput(f"this model has no branch {name!r}; it has {listed}")
     stock = name == "main" and not norm.layers(model)
     with nullcontext() if stock else norm.use(model, branch=name), guard(model):
         yield model

@@ -28,7 +28,8 @@ from typing import Any
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from trimtab.attacks import FGSM, PGD, Linf
+from trimtab import norm
+from trimtab.attacks import FGSM, PGD, Linf, guard, is_flat
 from trimtab.data import as_set
 from trimtab.evaluate.card import Flag, Row
 from trimtab.evaluate.conditions import AFTER, Attacked, Columns
@@ -115,8 +116,17 @@ def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
 def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
     """What is wrong with the model, or with giving it these pixels."""
     batch = cell.subject.batch(0, cell.n)
-    for fault in check_input(cell.subject.model, batch.x, batch.y):
+    with guard(cell.subject.model) as model:
+        faults = check_input(model, batch.x, batch.y)
+        layers = norm.audit(model).layers
+    untrained = [one.name for one in layers if any(found.kind == "never trained" for found in one.trouble)]
+    for fault in faults:
         yield Flag("normalisation", fault, "give the model the mean and deviation that it was trained with")
+    if untrained:
+        saw = f"running statistics of {len(untrained)} layers were never trained ({untrained[0]} for one)"
+        yield Flag(
+            "untrained", saw, "load trained weights (file:PATH, timm:NAME+pretrained), or train it first"
+        )
     yield from health_flags(columns)
 
 
@@ -228,13 +238,11 @@ def weak_flags(pgd: Tensor, fgsm: Tensor, budget: Budget) -> Iterator[Flag]:
 
 def curve_flags(columns: Columns, budget: Budget) -> Iterator[Flag]:
     """Whether an iteration curve still falls at its end."""
-    marks = sorted(int(name.removeprefix(AFTER)) for name in columns if name.startswith(AFTER))
-    if len(marks) > 1:
-        before, last = (columns[f"{AFTER}{mark}"] for mark in marks[-2:])
-        if int(before.sum()) - int(last.sum()) > max(2, 0.01 * len(last)):
-            start, end = marks[-2:]
-            saw = f"{_share(before)} stand after {start} iterations, {_share(last)} after {end} ({budget})"
-            yield Flag("curve", saw, "the attack is not done: take more iterations until the curve is flat")
+    stands = {int(name.removeprefix(AFTER)): columns[name] for name in columns if name.startswith(AFTER)}
+    if len(stands) > 1 and not is_flat(stands):
+        before, last = (f"{_share(stands[mark])} after {mark}" for mark in sorted(stands)[-2:])
+        saw = f"images that stand: {before} iterations, {last} ({budget})"
+        yield Flag("curve", saw, "the attack is not done: take more iterations until the curve is flat")
 
 
 def suite_flags(seen: Sequence[tuple[Cell, Columns]], rows: Sequence[Row]) -> Iterator[Flag]:

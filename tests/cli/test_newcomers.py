@@ -1,0 +1,185 @@
+"""What a newcomer tries first: words that are nearly right, and requests that mean nothing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import trimtab
+from trimtab.cli import main
+from trimtab.evaluate import suites, trust
+
+SAMPLE = "zoo:sample-standard"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("TRIMTAB_DATA", str(tmp_path / "sets"))
+
+
+def say(capsys, *words):
+    code = main(list(words))
+    heard = capsys.readouterr()
+    return code, " ".join(heard.out.split()), heard.err
+
+
+def helped(capsys, *words):
+    with pytest.raises(SystemExit) as done:
+        main([*words, "--help"])
+    assert done.value.code == 0
+    return " ".join(word for word in capsys.readouterr().out.split() if word != "│")
+
+
+REFUSED = {
+    "text for a number": (("evaluate", SAMPLE, "--limit", "abc"), ("--limit", "'abc'", "evaluate --help")),
+    "text among numbers": (("lens", SAMPLE, "--eps", "0", "a"), ("--eps", "'a'", "lens --help")),
+    "misspelt option": (("evaluate", SAMPLE, "--limt", "32"), ("--limt", "--limit?", "evaluate --help")),
+    "renamed option": (("reproduce", "--lst"), ("--lst", "--list?", "reproduce --help")),
+    "misspelt command": (("evalute", "x"), ("'evalute'", "evaluate?", "trimtab --help")),
+    "misspelt inner command": (("data", "fech", "svhn"), ("'fech'", "fetch?", "data --help")),
+    "option of an inner command": (("data", "fetch", "svhn", "--rot", "x"), ("--root?", "data fetch --help")),
+    "no command": (("--bogus",), ("--bogus", "trimtab --help")),
+    "no inner command": (("data",), ("fetch, list", "data --help")),
+    "no model": (("evaluate",), ("MODEL", "evaluate --help")),
+    "no value": (("evaluate", SAMPLE, "--limit"), ("--limit", "evaluate --help")),
+    "too many words": (("evaluate", SAMPLE, "another"), ("another", "evaluate --help")),
+    "no states": (("evaluate", SAMPLE, "--states"), ("at least one norm state",)),
+    "no such branch": (("evaluate", SAMPLE, "--states", "branch:adv"), ("no branch 'adv'", "only main")),
+    "no such branch of several": (
+        ("evaluate", "zoo:sample-mixture", "--states", "branch:foo"),
+        ("no branch 'foo'", "main, "),
+    ),
+    "frozen on more than there are": (
+        ("evaluate", SAMPLE, "--states", "frozen:99999999"),
+        ("99,999,999 images", "there are 2,000"),
+    ),
+    "no such construction": (("construct", "D_X", SAMPLE), ("'D_X'", "D_R", "AdvBN", "reconstructed")),
+    "no steps": (("construct", "D_R", SAMPLE, "--steps", "0"), ("--steps", "found 0")),
+    "a conflict without a D_R": (("construct", "D_conflict", SAMPLE), ("starts from a D_R", "D_det")),
+    "a page of nothing": (("report",), ("`trimtab runs`",)),
+    "fewer than no images": (("certify", SAMPLE, "--adapt", "-4"), ("--adapt", "-4")),
+    "a name without its source": (("audit", "sample-standard"), ("such as zoo:sample-standard",)),
+    "a misspelt source": (("audit", "zo:sample-aparte"), ("such as zoo:sample-apart",)),
+    "a name of ours": (("audit", "resnet18_cifr"), ("such as net:resnet18_cifar",)),
+    "a baseline for nothing": (("evaluate", SAMPLE, "--baseline", "foo"), ("--baseline", "corruptions")),
+    "no processes": (("evaluate", SAMPLE, "--processes", "0"), ("processes", "found 0")),
+    "negative processes": (("evaluate", SAMPLE, "--processes", "-2"), ("processes", "found -2")),
+    "no such devices": (("train", "smoke", "--devices", "foo", "--plan"), ("'foo'",)),
+    "a plan without a step": (
+        ("train", "smoke", "--batch_size", "512", "--plan"),
+        ("batches of 512", "320 images"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused_in_one_line(case, capsys):
+    words, expected = REFUSED[case]
+    code, _, err = say(capsys, *words)
+    (line,) = [line for line in err.splitlines() if line.strip()]
+    assert code == 2
+    assert line.startswith("trimtab: ")
+    for part in expected:
+        assert part in line
+    assert not Path(".trimtab/store.sqlite").exists() or say(capsys, "runs")[1].startswith("0 runs")
+
+
+def test_numbers_before_the_model_are_no_mistake(capsys):
+    assert say(capsys, "audit", "--limit", "8", SAMPLE)[0] == 0
+    code, _, err = say(capsys, "construct", "--decoder", "5", "1", "D_X", SAMPLE)
+    assert (code, "'D_X'" in err) == (2, True)
+
+
+def test_version_is_told(capsys):
+    assert say(capsys, "--version") == (0, f"trimtab {trimtab.__version__}", "")
+
+
+def test_a_conflict_is_made_from_a_robust_set_and_from_no_other(capsys):
+    few = ("--limit", "8", "--steps", "1")
+    for kind in ("D_R", "D_NR"):
+        assert say(capsys, "construct", kind, SAMPLE, *few)[0] == 0
+    assert say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:D_R.npz", *few)[0] == 0
+    code, _, err = say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:D_NR.npz", *few)
+    assert (code, "npz:D_NR.npz does not say" in err) == (2, True)
+    code, _, err = say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:nowhere.npz", *few)
+    assert (code, "nowhere.npz" in err, "D_det" in err) == (2, True, False)
+
+
+def test_certificates_come_with_their_number_their_interval_and_a_doubt_when_few(capsys):
+    words = ("certify", SAMPLE, "--limit", "5", "--n", "50", "--n0", "10")
+    code, out, _ = say(capsys, *words)
+    assert code == 0
+    assert "5 images" in out
+    assert "Doubt (samples, sigma 0.25)" in out
+    assert f"measure {trust.ENOUGH} images or more" in out
+    main([*words, "--json"])
+    low, high = json.loads(capsys.readouterr().out)["sigma 0.25"]["interval"]
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in out
+
+
+@pytest.fixture
+def broken_extra(tmp_path, monkeypatch):
+    """An installed timm that was built for another torch."""
+    (tmp_path / "timm.py").write_text("raise AttributeError('torch has no such operator')\nmore = 1")
+    about = tmp_path / "timm-0.0.7.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: timm\nVersion: 0.0.7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("broken_extra")
+def test_an_extra_that_does_not_fit_torch_is_told_apart_from_a_missing_one(capsys, monkeypatch):
+    code, _, err = say(capsys, "audit", "timm:resnet18")
+    assert code == 2
+    assert f"timm 0.0.7 does not fit the installed torch {torch.__version__}" in err
+    assert "no such operator" in err
+    monkeypatch.setitem(sys.modules, "timm", None)
+    code, _, err = say(capsys, "audit", "timm:resnet18")
+    assert (code, "pip install 'trimtab[timm]'" in err) == (2, True)
+
+
+@pytest.mark.usefixtures("broken_extra")
+def test_the_doctor_imports_extras_that_are_installed(capsys, monkeypatch):
+    monkeypatch.setattr("trimtab.cli.doctor.TESTS", {})
+    monkeypatch.setattr("trimtab.cli.doctor.EXTRAS", ("timm", "no-such-extra"))
+    code, out, _ = say(capsys, "doctor")
+    assert code == 1
+    assert "import timm" in out
+    assert "no such operator" in out
+    assert "import no-such-extra" not in out
+    assert "All is well" not in out
+
+
+def test_help_says_what_suites_measure_and_how_keys_are_overridden(capsys):
+    told = helped(capsys, "evaluate")
+    for line in suites.__doc__.splitlines()[2:]:
+        name, measures = line.split(maxsplit=1)
+        assert f"{name}: {measures}" in told
+    assert "quick and corruptions do not use it" in told
+    assert "as a condition shows them" in told
+    assert "--objective.eps 0.05" in helped(capsys, "train")
+    assert "seconds on the embedded sample" in say(capsys, "train", "--recipes")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "positional"),
+    [("evaluate", "MODEL"), ("train", "RECIPE"), ("construct", "KIND"), ("runs", "IDS"), ("report", "IDS")],
+)
+def test_help_calls_things_by_their_names(command, positional, capsys):
+    told = helped(capsys, command)
+    usage = told.split(" -h, ")[0]
+    assert positional in usage
+    assert "STR" not in usage.replace("CONSTRUCT", "")
+    assert "{None}" not in told
+
+
+def test_frozen_statistics_are_labelled_by_the_images_they_come_from(capsys):
+    code, out, _ = say(capsys, "evaluate", SAMPLE, "--limit", "16", "--states", "frozen:16")
+    assert code == 0
+    assert "frozen on the first 16 images" in out
