@@ -199,8 +199,7 @@ class _Bench:
     def __init__(self, subject: Subject, plan: _Plan, state: NormState, n: int) -> None:
         self.state = state
         self.health = trust.health(subject, state, plan.seeds[0], n)
-        coupled = state.couples or subject.couples
-        asked = [condition for condition in plan.conditions if condition.applies(subject.model, coupled)]
+        asked = [condition for condition in plan.conditions if _applies(condition, subject, state)]
         if not asked:
             raise BadInput(
                 f"there is nothing to measure: {plan.conditions[0]} does not apply to this model "
@@ -228,6 +227,13 @@ class _Bench:
                 flags += trust.attack_flags(budget, columns)
         flags += trust.suite_flags(seen, rows)
         return rows, trust.distinct(flags, self.state)
+
+
+def _applies(condition: Condition, subject: Subject, state: NormState) -> bool:
+    """Whether there is anything to measure; the model is tried for coupling only where that matters."""
+    if condition.applies(subject.model, coupled=True):
+        return True
+    return condition.applies(subject.model, coupled=False) and not (state.couples or subject.couples)
 
 
 def row_of(cell: Cell, columns: Columns) -> Row:
