@@ -12,6 +12,7 @@ from trimtab.attacks import (
     EOT,
     L2,
     PGD,
+    Attack,
     AutoAttack,
     CoBatch,
     Linf,
@@ -20,6 +21,7 @@ from trimtab.attacks import (
     ThroughBatch,
     couples_batch,
     guard,
+    is_flat,
 )
 from trimtab.attacks.geometry import unit
 from trimtab.types import BadInput
@@ -271,3 +273,17 @@ def test_a_stock_layer_that_stays_in_train_mode_comes_out_of_the_guard_as_it_wen
     with guard(model):
         model(torch.rand(4, 3, 2, 2))
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+@pytest.mark.parametrize("attack", [Square(queries=2), AutoAttack(steps=1, queries=2)])
+def test_attacks_on_single_images_refuse_a_model_that_couples_them(attack: Attack) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    with pytest.raises(BadInput, match=r"one by one.*freeze it first"):
+        attack(adapt.per_batch(model), torch.rand(8, 3, 6, 6), torch.arange(8) % 4)
+
+
+def test_a_curve_is_flat_when_its_last_leg_loses_next_to_nothing() -> None:
+    stands = {mark: torch.arange(1000) < left for mark, left in ((10, 500), (20, 400), (100, 390))}
+    assert is_flat(stands)
+    assert not is_flat({**stands, 100: torch.arange(1000) < 389})
+    assert not is_flat({10: stands[10]})

@@ -15,7 +15,7 @@ import torch
 from trimtab.attacks.apgd import APGD, TargetedAPGD
 from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.square import Square
-from trimtab.types import BadInput, Budget, Linf
+from trimtab.types import Budget, Linf
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class AutoAttack(Attack):
     """Classes that targeted Auto-PGD tries."""
     queries: int = 5000
     """Forward passes of Square."""
-
     one_by_one = True
 
     def __str__(self) -> str:
@@ -36,10 +35,6 @@ class AutoAttack(Attack):
         return f"AutoAttack-style ensemble ({parts}), {self.budget}, any iterate{unusual(self, 'budget')}"
 
     def run(self, victim: Victim) -> Outcome:
-        if victim.coupled:
-            raise BadInput(
-                "the ensemble judges images one by one; this model couples a batch, freeze it first"
-            )
         found: Outcome | None = None
         for attack in (
             APGD(self.budget, self.steps),

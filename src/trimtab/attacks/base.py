@@ -106,6 +106,11 @@ class Attack:
             given = x.detach().clone(memory_format=_form(x))
             said = check_labels(model, given, y)
             coupled = couples_batch(model, given, said)
+            if coupled and self.one_by_one:
+                name = type(self).__name__
+                raise BadInput(
+                    f"{name} judges images one by one; this model couples a batch, freeze it first"
+                )
             net = model if coupled else fast(model, given, said)
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)

@@ -58,6 +58,11 @@ def curve(
 
 
 def is_flat(stands: Mapping[int, Tensor]) -> bool:
-    """Whether a curve has stopped falling: its last leg loses at most one image in a hundred, or two."""
+    """Whether a curve has stopped falling: its last leg loses at most one image in a hundred, or two.
+
+    A single point does not tell.
+    """
+    if len(stands) < 2:
+        return False
     before, last = (stands[mark] for mark in sorted(stands)[-2:])
     return int(before.sum()) - int(last.sum()) <= max(2, 0.01 * len(last))

@@ -32,6 +32,7 @@ class Square(Attack):
     """Forward passes per image."""
     share: float = 0.8
     """Share of the pixels that the first squares cover."""
+    one_by_one = True
 
     def __post_init__(self) -> None:
         if self.queries < 1 or not 0 < self.share <= 1:
@@ -39,14 +40,10 @@ class Square(Attack):
                 f"Square needs queries >= 1 and 0 < share <= 1, found {self.queries}, {self.share}"
             )
 
-    one_by_one = True
-
     def __str__(self) -> str:
         return f"Square-{self.queries}, {self.budget}, any iterate{unusual(self, 'budget', 'queries')}"
 
     def run(self, victim: Victim) -> Outcome:
-        if victim.coupled:
-            raise BadInput("Square judges images one by one; this model couples a batch, freeze it first")
         if victim.x.dim() != 4:
             raise BadInput(f"Square needs images (N, C, H, W), found {victim.x.dim()} axes")
         before = standing(victim)
