@@ -44,7 +44,7 @@ def untouched(net: nn.Module) -> Iterator[None]:
     A trace runs the forward pass with stand-ins for tensors, and one that keeps a feature keeps a stand-in.
     """
     held = [(module, dict(vars(module)), dict(module._buffers)) for module in net.modules()]
-    values = [(one, one.clone()) for one in net.buffers() if not one.is_inference()]
+    values = [(one, one.clone(), one._version) for one in net.buffers() if not one.is_inference()]
     try:
         yield
     finally:
@@ -54,8 +54,8 @@ def untouched(net: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(buffers)
         with torch.no_grad():
-            for one, before in values:
-                if not torch.equal(one, before):
+            for one, before, version in values:
+                if one._version != version:
                     one.copy_(before)
 
 
