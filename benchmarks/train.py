@@ -4,12 +4,12 @@ A step of an objective (with the optimiser) is compared with the sum of the forw
 needs, written plainly: same network, same memory layout, same images, no attack tricks. Adversarial training
 is compared with how it is usually written: the attack in train mode, channels first. AdvBN is compared with
 itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of width
-16 on 128x3x32x32.
+16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -23,28 +23,35 @@ from trimtab.attacks.base import SLICE
 from trimtab.attacks.guard import fast, guard
 from trimtab.measure.ligs import input_gradient
 
+Build = Callable[[], nn.Module]
 STEPS = 6
 """Steps a round where a step is all that is timed: its time scatters by more than what is asked for."""
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    batch, width = (16, 4) if asked.quick else (128, 16)
+    batch, small, large = (16, 4, 8) if asked.quick else (128, 16, 64)
     torch.manual_seed(0)
     x = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (batch,))
-    for section in (passes, adversarial, advbn):
-        yield from section(x, y, width, asked.turns)
+    resnet8, preact18 = network("resnet8", small), network("preact18", large)
+    yield from passes(x, y, resnet8, asked.turns)
+    yield from apart(x, y, preact18, asked.turns)
+    yield from adversarial(x, y, resnet8, asked.turns)
+    yield from advbn(x, y, resnet8, asked.turns)
 
 
-def network(width: int) -> nn.Module:
-    torch.manual_seed(0)
-    net = models.build("resnet8", classes=10, width=width)
-    return net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+def network(name: str, width: int) -> Build:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        net = models.build(name, classes=10, width=width)
+        return net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+
+    return build
 
 
-def step_of(objective: train.Objective, x: Tensor, y: Tensor, width: int) -> Run:
+def step_of(objective: train.Objective, x: Tensor, y: Tensor, build: Build) -> Run:
     """The objective and the optimiser's step, as in the loop."""
-    model = objective.prepare(network(width))
+    model = objective.prepare(build())
     optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4, momentum=0.9)
     ids = torch.arange(len(x))
 
@@ -56,9 +63,9 @@ def step_of(objective: train.Objective, x: Tensor, y: Tensor, width: int) -> Run
     return run
 
 
-def bare(sizes: list[int], x: Tensor, y: Tensor, width: int) -> Run:
+def bare(sizes: list[int], x: Tensor, y: Tensor, build: Build) -> Run:
     """Forward and backward passes over the first so many images, and the optimiser's step."""
-    model = network(width)
+    model = build()
     optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
 
     def run() -> None:
@@ -70,9 +77,9 @@ def bare(sizes: list[int], x: Tensor, y: Tensor, width: int) -> Run:
     return run
 
 
-def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, width: int) -> Run:
+def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, build: Build) -> Run:
     """PGD training as it is usually written: everything in train mode, channels first."""
-    model = network(width).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    model = build().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
     x = x.contiguous()
 
@@ -90,12 +97,12 @@ def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, width: int) 
     return run
 
 
-def bare_adversarial(x: Tensor, y: Tensor, steps: int, width: int) -> Run:
+def bare_adversarial(x: Tensor, y: Tensor, steps: int, build: Build) -> Run:
     """What PGD training cannot do without: input gradients of the folded network, and a step."""
-    model = network(width)
+    model = build()
     with guard(model):
         net = fast(model, x)
-    step = bare([len(x)], x, y, width)
+    step = bare([len(x)], x, y, build)
 
     def run() -> None:
         for _ in range(steps):
@@ -106,20 +113,19 @@ def bare_adversarial(x: Tensor, y: Tensor, steps: int, width: int) -> Run:
     return run
 
 
-def passes(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
+def passes(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
     """Objectives that are sums of passes."""
-    n = len(x)
-    few = max(2, round(n * 24 / 128))
+    n, few = counts(x)
     times = race(
         {
-            "bare": bare([n], x, y, width),
-            "bare twice": bare([n, n], x, y, width),
-            "bare and some": bare([n, few], x, y, width),
-            "standard": step_of(train.Standard(), x, y, width),
-            "SAM": step_of(train.SAM(), x, y, width),
-            f"APART, N = {n}": step_of(train.Apart(), x, y, width),
-            f"APART, N = {n}, 16 groups": step_of(train.Apart(groups=min(16, n // 2)), x, y, width),
-            f"APART, N = {few}": step_of(train.Apart(samples=few), x, y, width),
+            "bare": bare([n], x, y, build),
+            "bare twice": bare([n, n], x, y, build),
+            "bare and some": bare([n, few], x, y, build),
+            "standard": step_of(train.Standard(), x, y, build),
+            "SAM": step_of(train.SAM(), x, y, build),
+            f"APART, N = {n}": step_of(train.Apart(), x, y, build),
+            f"APART, N = {n}, 16 groups": step_of(train.Apart(groups=min(16, n // 2)), x, y, build),
+            f"APART, N = {few}": step_of(train.Apart(samples=few), x, y, build),
         },
         turns if turns == 1 else turns * STEPS,
     )
@@ -135,30 +141,45 @@ def passes(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
         yield compare("train", f"{top} / {called}", times, top, bottom, wanted)
 
 
-def adversarial(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
+def apart(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
+    """APART against standard training of a large network."""
+    n, few = counts(x)
+    ours = {f"APART, N = {n}": train.Apart(), f"APART, N = {few}": train.Apart(samples=few)}
+    runs = {name: step_of(objective, x, y, build) for name, objective in ours.items()}
+    times = race({"standard": step_of(train.Standard(), x, y, build)} | runs, turns)
+    for name, wanted in zip(runs, ("<= 2.05", "<= 1.25"), strict=True):
+        yield compare("train", f"{name}, PreAct-ResNet-18 / standard", times, name, "standard", wanted)
+
+
+def counts(x: Tensor) -> tuple[int, int]:
+    """All images, and as many as APART's quick setting takes (24 of 128)."""
+    return len(x), max(2, round(len(x) * 24 / 128))
+
+
+def adversarial(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
     ours = {
         f"PGD-7 training{rough}": train.Adversarial(PGD(Linf("8/255"), steps=7, precision=precision))
         for rough, precision in (("", "full"), (", bfloat16 gradients", "bfloat16"))
     }
-    runs = {name: step_of(objective, x, y, width) for name, objective in ours.items()}
-    needed = {"bare": bare_adversarial(x, y, 7, width), "plain": plain_adversarial(x, y, 7, 8 / 255, width)}
+    runs = {name: step_of(objective, x, y, build) for name, objective in ours.items()}
+    needed = {"bare": bare_adversarial(x, y, 7, build), "plain": plain_adversarial(x, y, 7, 8 / 255, build)}
     times = race(needed | runs, turns)
     for name in runs:
         yield compare("train", f"{name}, images per second / plain", times, "plain", name, ">= 1.7")
     yield compare("train", "PGD-7 training / its bare passes", times, "PGD-7 training", "bare", "<= 1.1")
 
 
-def advbn(x: Tensor, y: Tensor, width: int, turns: int) -> Iterator[Row]:
+def advbn(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
     """Cost over the steps of the ascent, and over the place of the cut."""
     steps = range(3, 9)
-    times = race({f"{m} steps": step_of(train.AdvBN(steps=m), x, y, width) for m in steps}, turns)
+    times = race({f"{m} steps": step_of(train.AdvBN(steps=m), x, y, build) for m in steps}, turns)
     bends = [bend(steps, taken) for taken in zip(*times.values(), strict=True)]
     seconds = {name: quartiles(taken) for name, taken in times.items()}
     typical = bend(steps, [q.median for q in seconds.values()])
     what = "AdvBN, 3 to 8 steps: largest distance from a line / mean"
     yield Row("train", what, typical, (quartiles(bends).low, quartiles(bends).high), "<= 0.05", seconds)
     cuts = ("act", "layer1", "layer2")
-    times = race({cut: step_of(train.AdvBN(cut=cut), x, y, width) for cut in cuts}, turns)
+    times = race({cut: step_of(train.AdvBN(cut=cut), x, y, build) for cut in cuts}, turns)
     for deep, shallow in zip(cuts[1:], cuts, strict=False):
         yield compare("train", f"AdvBN behind {deep} / behind {shallow}", times, deep, shallow, "<= 1")
 

@@ -114,6 +114,14 @@ def test_a_recipe_can_be_copied_and_pickled_whatever_its_objective(doubled: obje
     assert front.get_parameter("0.weight") is net[0].weight  # not of a copy of the network
 
 
+def test_where_a_list_is_asked_for_one_value_is_a_list_of_one() -> None:
+    recipe = read_recipe({"schedule": {"kind": "step", "milestones": 3}}, {"data.augment": "flip"})
+    assert recipe.data.augment == ("flip",)
+    assert recipe.schedule.milestones == (3.0,)
+    with pytest.raises(BadInput, match="data.augment should be a valid string, found 3"):
+        read_recipe({}, {"data.augment": "[flip, 3]"})
+
+
 def test_another_kind_starts_afresh() -> None:
     recipe = read_recipe("adversarial-laptop", {"objective.eps": "0.2", "objective.kind": "apart"})
     assert recipe.objective == train.Apart(eps=0.2)

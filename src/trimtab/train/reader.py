@@ -117,9 +117,9 @@ def _read_leaf(kind: Any, value: Any, at: str) -> Any:
             return number(value)
         except BadInput as problem:
             raise BadInput(f"{at}: {problem}") from None
-    if isinstance(value, list) and typing.get_origin(kind) is tuple:
-        (inner, *_) = typing.get_args(kind) or (str,)
-        value = tuple(_read_leaf(inner, v, at) for v in value)
+    if typing.get_origin(kind) is tuple and not isinstance(value, Mapping):
+        (inner, *_) = typing.get_args(kind)
+        return tuple(_read_leaf(inner, v, at) for v in (value if isinstance(value, list) else [value]))
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as problem:
