@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, norm
+from trimtab.copies import channels_last
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -66,13 +67,6 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
     It is tried on the first images of `x`; what the model has `said` of them need not be asked again.
     """
     return channels_last(norm.fold(model, x[:PROBE], said))
-
-
-def channels_last(net: nn.Module) -> nn.Module:
-    """The network itself in that layout, unless it holds volumes, which torch cannot lay out so."""
-    if any(held.dim() == 5 for held in (*net.parameters(), *net.buffers())):
-        return net
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @torch.no_grad()

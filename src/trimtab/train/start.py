@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab import models, norm
-from trimtab.attacks.guard import channels_last
+from trimtab.copies import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet
