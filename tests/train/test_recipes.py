@@ -118,7 +118,7 @@ def test_where_a_list_is_asked_for_one_value_is_a_list_of_one() -> None:
     recipe = read_recipe({"schedule": {"kind": "step", "milestones": 3}}, {"data.augment": "flip"})
     assert recipe.data.augment == ("flip",)
     assert recipe.schedule.milestones == (3.0,)
-    with pytest.raises(BadInput, match="data.augment should be a valid string, found 3"):
+    with pytest.raises(BadInput, match=r"data\.augment should be a valid string, found 3"):
         read_recipe({}, {"data.augment": "[flip, 3]"})
 
 

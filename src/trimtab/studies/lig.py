@@ -357,6 +357,9 @@ def constructed(bench: Bench) -> dict[str, float]:
     return rows
 
 
+KINDS = ("robust-aligned", "non-robust-aligned")
+
+
 def aligned(bench: Bench) -> Callback:
     """After every epoch: test accuracy against y + 1 (what robust cues were taught as) and against y."""
     images = bench.images("test", bench.scale.watched)
@@ -372,7 +375,7 @@ def aligned(bench: Bench) -> Callback:
                 robust += int((says == (y + 1) % classes).sum())
                 other += int((says == y).sum())
                 n += len(y)
-        return {"robust-aligned": robust / n, "non-robust-aligned": other / n}
+        return dict(zip(KINDS, (robust / n, other / n), strict=True))
 
     return told
 
@@ -397,6 +400,7 @@ CONFLICT = {
         Above("none, at the end, robust-aligned", "none, at the end, non-robust-aligned", effect=0.02),
     ],
     networks=[ADV_BN, BN, *CONFLICT.values()], minutes=2,
+    needs=[Needs(f"{name}, learnt", 0.2) for name in CONFLICT],
 )  # fmt: skip
 def conflict(bench: Bench) -> dict[str, float]:
     """Labels of the set are t + 1. Early: the whole first third of training, so that no peak is picked."""
@@ -404,9 +408,10 @@ def conflict(bench: Bench) -> dict[str, float]:
     for name, net in CONFLICT.items():
         history = bench.history(net)
         early = history[: math.ceil(len(history) / 3)]
-        for kind in ("robust-aligned", "non-robust-aligned"):
+        for kind in KINDS:
             rows[f"{name}, early, {kind}"] = fmean(epoch[kind] for epoch in early)
             rows[f"{name}, at the end, {kind}"] = history[-1][kind]
+        rows[f"{name}, learnt"] = max(max(epoch[kind] for epoch in history) for kind in KINDS)
     return rows
 
 
