@@ -184,6 +184,19 @@ def test_sams_gradient_is_the_one_at_the_top_of_the_ball() -> None:
     assert_equal(grads(model), grads(plain), 1e-10)
 
 
+@pytest.mark.parametrize("objective", [train.SAM(rho=2.0), train.Apart(sam_rho=2.0)])
+def test_sam_moves_weights_in_narrow_formats_too(objective: train.Objective) -> None:
+    """Autocast caches narrow weights; a second pass that reuses them would not see the move."""
+    x, y = batch()
+    wide, narrow = (objective.prepare(net().float()).train() for _ in range(2))
+    full = objective(wide, x.float(), y)["defended_loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = objective(narrow, x.float(), y)
+        torch.testing.assert_close(rough["defended_loss"], full, rtol=0.05, atol=0)
+        torch.testing.assert_close(objective(narrow, x.float(), y)["loss"], rough["loss"])
+    assert float(full) > 1.2 * float(rough["loss"])
+
+
 def test_sam_leaves_weights_bit_for_bit_and_running_statistics_as_a_plain_step() -> None:
     x, y = batch()
     model, plain = net().train(), net().train()
@@ -225,6 +238,13 @@ def test_alpha_weighs_clean_against_adversarial() -> None:
     x, y = batch()
     parts = train.Adversarial(PGD(steps=1), clean=0.5, alpha=0.9)(net().train(), x, y)
     torch.testing.assert_close(parts["loss"], 0.9 * parts["clean"] + 0.1 * parts["adv"])
+
+
+def test_pairing_without_a_pair_is_left_out() -> None:
+    x, y = batch(n=8)
+    parts = train.Adversarial(PGD(Linf("8/255"), steps=1), clean=0.1, alp=0.5)(net().train(), x, y)
+    assert "alp" not in parts
+    assert torch.isfinite(parts["loss"])
 
 
 def identity(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -353,6 +373,31 @@ def test_advbn_is_the_sum_of_a_clean_and_a_perturbed_pass_through_the_tail() -> 
     after = buffers(model)
     assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("1."))
     torch.testing.assert_close(after["4.branches.aux.running_mean"], aux[1].running_mean)
+
+
+def test_advbn_trains_its_front_on_both_losses_if_that_is_not_frozen() -> None:
+    x, y = batch()
+    objective = train.AdvBN(cut="2", steps=0, freeze_front=False)
+    model, plain = objective.prepare(net()).train(), net().train()
+    objective(model, x, y)
+    (2 * F.cross_entropy(plain(x), y)).backward()
+    found, wanted = grads(model), grads(plain)
+    for name in ("0.weight", "1.weight", "3.weight", "8.weight"):
+        torch.testing.assert_close(found[name], wanted[name], msg=name)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(F.dropout(x, 0.5, self.training))
+
+
+def test_advbn_refuses_a_network_whose_steps_depend_on_its_mode() -> None:
+    with pytest.raises(BadInput, match=r"other steps in training than in evaluation; .* nn\.Dropout"):
+        train.AdvBN(cut="net.2").prepare(FunctionalDropout().train())
 
 
 def test_advbns_random_control_draws_within_the_cube_by_its_seed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trimtab import models, norm, train
-from trimtab.attacks import FGSM, PGD, Linf
+from trimtab.attacks import FGSM, PGD, AutoAttack, Linf
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
@@ -174,6 +176,68 @@ def test_the_average_follows_the_weights_and_gets_statistics_of_its_own(tmp_path
     fresh.load_state_dict(state(run))
     norm.recalibrate(norm.steer(fresh), images().subset(slice(0, 32)).batches(8))
     torch.testing.assert_close(state(run)["1.running_mean"], fresh[1].running_mean)
+
+
+def test_the_average_gets_statistics_of_the_images_that_it_was_trained_on(tmp_path: Path) -> None:
+    """Noise makes the first layer's variance several times larger: that of the average, too."""
+    how = recipe(objective=train.Gaussian(sigma=1.0), ema=0.5)
+    run = train.fit(tiny(), images(), how, tmp_path / "run")
+    assert run.model is not None
+    x = images().take(torch.arange(32)).x
+    with torch.no_grad():
+        noisy = run.model[0](x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+        clean = run.model[0](x)
+    found = state(run)["1.running_var"]
+    assert float((found / noisy.var((0, 2, 3)) - 1).abs().max()) < 0.2
+    assert float((found / clean.var((0, 2, 3))).min()) > 2
+
+
+def test_every_branch_of_an_average_gets_its_own_statistics(tmp_path: Path) -> None:
+    attack = PGD(Linf("64/255"), steps=2)
+    run = train.fit(tiny(), images(), recipe(objective=train.Mixture(attack), ema=0.9), tmp_path / "run")
+    assert run.model is not None
+    fresh = copy.deepcopy(run.model)
+    main, adv = (norm.layers(run.model)["1"].statistics_holder(branch) for branch in ("main", "adv"))
+    again = norm.recalibrate(fresh, images().subset(slice(0, 32)).batches(8))
+    expected = norm.layers(again)["1"].statistics_holder("main")
+    torch.testing.assert_close(main.running_mean, expected.running_mean)
+    assert not torch.allclose(main.running_mean, adv.running_mean)
+
+
+@pytest.mark.parametrize("policy", [Norm(frozen=True), Norm(running_epochs=2)])
+def test_an_average_keeps_statistics_that_do_not_learn(tmp_path: Path, policy: Norm) -> None:
+    before = tiny().state_dict()["1.running_mean"]
+    run = train.fit(tiny(), images(), recipe(norm=policy, ema=0.9), tmp_path / "run")
+    torch.testing.assert_close(state(run)["1.running_mean"], before)
+
+
+def test_a_second_training_of_the_same_network_trains_all_of_it(tmp_path: Path) -> None:
+    net = tiny()
+    for number, policy in enumerate((Norm(only=True), Norm(frozen=True), Norm())):
+        before = {key: value.clone() for key, value in net.state_dict().items()}
+        train.fit(net, images(), recipe(norm=policy), tmp_path / str(number))
+        moved = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
+        assert ("0.weight" in moved) == (not policy.only)
+        assert ("1.weight" in moved) == ("1.running_mean" in moved) == (not policy.frozen)
+    assert all(p.requires_grad for p in net.parameters())
+
+
+def test_what_the_user_froze_stays_frozen(tmp_path: Path) -> None:
+    net = tiny()
+    net[0].weight.requires_grad_(False)
+    train.fit(net, images(), recipe(norm=Norm(only=True)), tmp_path / "run")
+    assert [name for name, p in net.named_parameters() if not p.requires_grad] == ["0.weight"]
+
+
+@pytest.mark.parametrize("objective", [train.Mixture(FGSM(Linf("2/255"))), train.AdvBN("2", steps=1)])
+def test_a_network_that_has_the_branch_already_is_trained_on(
+    tmp_path: Path, objective: train.Objective
+) -> None:
+    net = nn.Sequential(*tiny()[:3], nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), *tiny()[3:])
+    train.fit(net, images(), recipe(objective=objective), tmp_path / "first")
+    before = net[-1].weight.detach().clone()
+    train.fit(net, images(), recipe(objective=objective), tmp_path / "second")
+    assert not torch.equal(net[-1].weight, before)
 
 
 def test_the_best_network_by_robust_accuracy_is_the_result(tmp_path: Path) -> None:
@@ -450,11 +514,31 @@ def test_too_many_held_out_images_are_refused(tmp_path: Path) -> None:
 def test_the_plan_counts_passes_and_steps() -> None:
     how = recipe(objective=train.Adversarial(PGD(steps=7), clean=0.5), epochs=3)
     plan = train.plan(tiny(), images(), how, rounds=1)
-    assert plan.passes == (8 + 1.5, 7 + 1.5)
+    assert plan.passes == (7 + 1.5, 7 + 1.5)
     assert (plan.steps, plan.images) == (4 * 3, 32)
     assert plan.ratio > 1
     assert plan.seconds == plan.seconds_per_step * 12
     assert "x standard training" in str(plan)
+
+
+class Counted(nn.Module):
+    """Counts images in a list that every copy of the network shares."""
+
+    seen: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return x
+
+
+def test_passes_are_counted_as_they_run() -> None:
+    net, batch = nn.Sequential(Counted(), tiny()), images(48)
+    x = batch.take(torch.arange(48)).x
+    for attack in (PGD(steps=7), PGD(steps=3, restarts=2)):
+        objective = train.Adversarial(attack)
+        Counted.seen.clear()
+        objective(objective.prepare(net), x, batch.labels)
+        assert sum(Counted.seen) / 48 == pytest.approx(objective.passes(48).forward, abs=0.2)
 
 
 def test_passes_add_up() -> None:
@@ -462,7 +546,52 @@ def test_passes_add_up() -> None:
     assert train.Standard().passes(128) == (1, 1)
     assert train.SAM().passes(128) == train.Apart().passes(128) == (2, 2)
     assert train.Apart(samples=32).passes(128) == (1.25, 1.25)
-    assert train.Mixture(attack).passes(128) == (10, 9)
+    assert train.Mixture(attack).passes(128) == (9, 9)
     inner = train.Adversarial(attack)
-    assert train.SAM(inner=inner).passes(128) == (8 + 2, 7 + 2)  # attacked once
-    assert replace(inner, clean=1.0).passes(128) == (10, 9)
+    assert train.SAM(inner=inner).passes(128) == (7 + 2, 7 + 2)  # attacked once
+    assert replace(inner, clean=1.0).passes(128) == (9, 9)
+
+
+# ---- networks that are unlike most -------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """One layer under two names, and a mask of minus infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(192, 192)
+        self.head = nn.Linear(192, CLASSES)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x.flatten(1)).relu()).relu())
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_tied_weights_and_infinite_constants_are_kept(tmp_path: Path, ema: float | None) -> None:
+    how = recipe(ema=ema, epochs=1, validation=Validation(choose="clean"))
+    run = train.fit(Tied(), images(), how, tmp_path / "run")
+    again = train.resume(tmp_path / "run", Tied(), images())
+    assert same(state(run), state(again))
+
+
+def test_a_checkpoint_of_another_shape_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    train.fit(tiny(), images(), recipe(), tmp_path / "run")
+    other = nn.Sequential(*tiny()[:5], nn.Linear(32, 7))
+    with pytest.raises(BadInput, match=r"'5\.weight' is \(4, 32\) there and \(7, 32\) here"):
+        train.resume(tmp_path / "run", other, images())
+
+
+def test_a_run_that_could_not_be_resumed_is_not_begun(tmp_path: Path) -> None:
+    how = recipe(validation=Validation(attack=AutoAttack(Linf("8/255"))))
+    with pytest.raises(BadInput, match="cannot hold AutoAttack, so the run could not be resumed"):
+        train.fit(tiny(), images(), how, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_recipe_that_no_run_wrote_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("mine: 1\n")
+    with pytest.raises(BadInput, match="no run wrote"):
+        train.fit(tiny(), images(), recipe(), tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text() == "mine: 1\n"

@@ -96,7 +96,7 @@ class _Traced:
         self.steps: Sequence[fx.Node] = list(_trace(tracer, net).nodes)
         self.returned, self.constants = tracer.returned, tracer.constants
         self.index = {step: index for index, step in enumerate(self.steps)}
-        self.only_mode = None if _same_in_both_modes(net) else net.training
+        self.only_mode = None if same_in_both_modes(net) else net.training
 
     def place(self, name: str) -> int:
         if name in self.returned:
@@ -165,8 +165,10 @@ def _trace(tracer: _Tracer, net: nn.Module) -> fx.Graph:
         raise BadInput(f"{type(net).__name__} cannot be cut, tracing it failed: {why}") from error
 
 
-def _same_in_both_modes(net: nn.Module) -> bool:
+def same_in_both_modes(net: nn.Module) -> bool:
     """Whether the steps are the same in training as in evaluation (layers look at their own mode)."""
+    if isinstance(net, Pixels):
+        return same_in_both_modes(net.net)
     modes = {module: module.training for module in net.modules()}
     try:
         return str(_trace(_Tracer(), net.train())) == str(_trace(_Tracer(), net.eval()))

@@ -6,8 +6,8 @@ Idea      the network is cut into a front and a tail. The channel means and devi
 Paper     Shu et al., "Encoding robustness to image style via adversarial feature perturbations" (AdvBN):
           pretrained ResNet-50 cut behind conv2_3, 6 steps of 0.2, eps 1.1; 20 epochs of fine-tuning
 Norm      the tail's layers get an auxiliary branch for z' (a copy of main); the ascent runs on it with
-          running statistics; branch = [(main, N), (aux, N)] in the training pass. The front is frozen:
-          weights and statistics
+          running statistics; branch = [(main, N), (aux, N)] in the training pass. Neither weights nor
+          statistics of the front learn
 Cost      one forward pass of the front, `steps` passes of the tail, and one of the tail over 2N images:
           linear in the steps, and falling as the cut moves deeper
 Changed   over several processes mean and ascent are those of the whole batch (there: of each GPU)
@@ -29,10 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from trimtab import draws, norm
 from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
-from trimtab.models.cut import cut
+from trimtab.models.cut import cut, same_in_both_modes
 from trimtab.norm.steering import innermost
 from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
-from trimtab.train.mixture import require_branch
+from trimtab.train.mixture import ensure_branch, require_branch
 from trimtab.train.processes import average
 from trimtab.types import BadInput
 
@@ -79,20 +79,24 @@ class AdvBN(Objective):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         norm.steer(model)
+        if not same_in_both_modes(innermost(model)):
+            raise BadInput(
+                "AdvBN works on the halves of a network, and this one runs other steps in training than in "
+                "evaluation; make what differs a layer, such as nn.Dropout"
+            )
         front, tail = self.halves(model)
         if not norm.layers(tail):
             raise BadInput(
                 f"behind {self.cut!r} there is no batch-norm layer to give a branch to; cut earlier"
             )
-        norm.add_branch(tail, self.branch)
+        ensure_branch(tail, self.branch)
         if self.freeze_front:
             front.requires_grad_(False)
-            if norm.layers(front):
-                norm.freeze(front)
         return model
 
     def passes(self, batch: int) -> Passes:
-        return Passes(2 + self.steps, 2 + self.steps)
+        steps = self.steps if self.attack == "ascent" else 0
+        return Passes(2 + steps, 2 + steps)
 
     def halves(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
         """Front and tail; traced once per model."""
@@ -110,7 +114,7 @@ class AdvBN(Objective):
         require_branch(step.model, self.branch)
         front, tail = self.halves(step.model)
         z, *others = self._feature(front, step.x)
-        z_adv = self._moved(tail, z.detach(), [o.detach() for o in others], step)
+        z_adv = perturbed(z, *self._moves(tail, z.detach(), [o.detach() for o in others], step))
         n = len(z)
         both = [torch.cat([z, z_adv]), *(torch.cat([o, o]) for o in others)]
         with norm.use(tail, branch=[("main", n), (self.branch, n)]):
@@ -129,8 +133,10 @@ class AdvBN(Objective):
             z = front(x)
         return z if isinstance(z, tuple) else (z,)
 
-    def _moved(self, tail: nn.Module, z: Tensor, others: list[Tensor], step: Step) -> Tensor:
-        """The feature with its statistics where they hurt."""
+    def _moves(
+        self, tail: nn.Module, z: Tensor, others: list[Tensor], step: Step
+    ) -> tuple[Tensor, Tensor, bool, Tensor]:
+        """Where the feature's statistics hurt: what `perturbed` takes. No gradient flows through them."""
         rectify = bool((z >= 0).all()) if self.rectify is None else self.rectify
         mu = z.mean([axis for axis in range(z.dim()) if axis != 1])
         average([mu])
@@ -143,7 +149,7 @@ class AdvBN(Objective):
                     lambda moved: _run(tail, [moved, *others]),
                     z, step.labels, self.eps, self.steps, self.step_size, rectify, mu, average,
                 )  # fmt: skip
-        return perturbed(z, d_mu, d_sigma, rectify, mu)
+        return d_mu, d_sigma, rectify, mu
 
 
 def _run(tail: nn.Module, crossing: list[Tensor]) -> Any:

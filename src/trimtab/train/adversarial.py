@@ -59,7 +59,7 @@ class Adversarial(Objective):
         parts = {"adv": cross_entropy(z_adv, step.y, self.label_smoothing)}
         if len(kept):
             parts["clean"] = cross_entropy(z_clean, step.y[kept], self.label_smoothing)
-        if self.alp:
+        if self.alp and len(kept):
             parts["alp"] = pairing(z_clean, z_adv[kept])
         share = len(kept) / len(logits) if self.alpha is None else self.alpha
         return descend(step, parts, share, self.alp)

@@ -115,8 +115,11 @@ def attacked(attack: Any, step: Step) -> Tensor:
 
 
 def attack_passes(attack: Any) -> Passes:
-    steps = getattr(attack, "steps", 1) * getattr(attack, "restarts", 1)
-    return Passes(steps + 1, steps)
+    steps, restarts = getattr(attack, "steps", 1), getattr(attack, "restarts", 1)
+    looks = (
+        3 * restarts - 2 if restarts > 1 else 0
+    )  # one at the end of each, two to compare it with the worst
+    return Passes(steps * restarts + looks, steps * restarts)
 
 
 def quiet(model: nn.Module) -> AbstractContextManager[None]:

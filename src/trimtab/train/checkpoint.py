@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,14 @@ def save(
                 tensors[f"optimiser.{index}.{name}"] = value
             elif value is not None:
                 scalars[f"{index}.{name}"] = value
-    _write(path, tensors, {"progress": asdict(progress), "optimiser": scalars})
+    _write(path, tensors, {"progress": asdict(progress), "optimiser": scalars}, _constants(model))
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
     """Write a network, and nothing else."""
-    _write(path, {f"model.{name}": value for name, value in model.state_dict().items()}, {})
+    _write(
+        path, {f"model.{name}": value for name, value in model.state_dict().items()}, {}, _constants(model)
+    )
 
 
 def load(path: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> Progress:
@@ -106,11 +109,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BadInput(f"{path} is not a checkpoint that trimtab wrote, or it is damaged") from None
 
 
-def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    broken = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
-    if broken:
-        raise NotFinite(broken[0])
-    whole = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+def _write(
+    path: Path, tensors: dict[str, Tensor], header: dict[str, Any], may_be_infinite: Collection[str] = ()
+) -> None:
+    for name, t in tensors.items():
+        sound = ~t.isnan() if name in may_be_infinite else t.isfinite()
+        if not bool(sound.all()):
+            raise NotFinite(name)
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # none shares memory
     sealed = {**header, "digest": _digest(whole, header)}
     with placed(path) as part:
         save_file(whole, part, metadata={_HEADER: json.dumps(sealed)})
@@ -120,6 +126,11 @@ def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
     """Of all that is in a checkpoint: a bit that changed on the disk must not go on unnoticed."""
     plain = json.dumps(header, sort_keys=True)
     return hashlib.sha256(f"{digest(tensors)} {plain}".encode()).hexdigest()
+
+
+def _constants(model: nn.Module) -> set[str]:
+    """Buffers that are no running statistics, such as a mask of minus infinities."""
+    return {f"model.{name}" for name, _ in model.named_buffers() if "running_" not in name}
 
 
 class NotFinite(Exception):
@@ -133,6 +144,10 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     if held.keys() != saved.keys():
         odd = sorted(held.keys() ^ saved.keys())[0]
         raise BadInput(f"{path} was saved from another network: only one of the two has {odd!r}")
+    for name, value in held.items():
+        if value.shape != saved[name].shape:
+            shapes = f"{tuple(saved[name].shape)} there and {tuple(value.shape)} here"
+            raise BadInput(f"{path} was saved from another network: {name!r} is {shapes}")
     for name, value in held.items():
         value.copy_(saved[name])
 

@@ -18,6 +18,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from trimtab.train.validate import validate
 from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
 from trimtab.types import BadInput
 
-RECALIBRATION = 4096
-"""Images from which an averaged network's norm statistics are estimated."""
+RECALIBRATION = 32
+"""Batches from which an averaged network's norm statistics are estimated."""
 
 
 def fit(
@@ -114,6 +115,8 @@ class Work:
     held_out: Images | None
     ema: dict[str, Tensor]
     """The moving average of parameters and statistics, by name; empty if none is kept."""
+    trainable: dict[str, bool]
+    """Which parameters were trainable before the recipe froze some, by name."""
     progress: Progress
 
     @property
@@ -152,11 +155,14 @@ def _created(fabric: Fabric, recipe: Recipe, folder: str | Path | None) -> Run:
 def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -> Work:
     recipe = run.recipe
     train_set, held_out = training_sets(data, recipe)
-    model = prepared(fabric.to_device(network(model, recipe, train_set)), recipe)
+    model = fabric.to_device(network(model, recipe, train_set))
+    trainable = {name: p.requires_grad for name, p in model.named_parameters()}
+    model = prepared(model, recipe)
     optimiser = optimiser_for(model.parameters(), recipe.optimiser)
     ema = {}
     if recipe.ema is not None:
-        ema = {name: t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
+        held = model.state_dict().items()
+        ema = {name: t.clone() for name, t in held if t.is_floating_point() and bool(t.isfinite().all())}
     if recipe.compile is not None:
         if recipe.compile not in torch.compiler.list_backends(exclude_tags=()):
             raise BadInput(f"torch has no compiler {recipe.compile!r}; compile: inductor is the usual one")
@@ -164,15 +170,22 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     stepper = fabric.setup_optimizers(optimiser)
     loader = loader_for(fabric, train_set, recipe)
     progress = Progress(data=fingerprint(train_set))
-    return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema, progress)
+    return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema, trainable, progress)
 
 
 def _train(work: Work, callbacks: Sequence[Callback]) -> Run:
+    try:
+        return _epochs(work, callbacks)
+    finally:
+        _trainable_again(work, work.model)
+
+
+def _epochs(work: Work, callbacks: Sequence[Callback]) -> Run:
     with signals() as caught:
         while not work.over:
             epoch, done = divmod(work.progress.step, work.per_epoch)
             work.model.train()
-            with _norm_policy(work, epoch):
+            with _norm_policy(work.recipe, work.model, epoch):
                 for batch in work.loader.at(epoch, done):
                     values = _step(work, batch)
                     _tell(callbacks, "step", work, epoch, values)
@@ -233,12 +246,15 @@ def _parts(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
     return list(zip(x.split(size), y.split(size), batch.ids.split(size), strict=True))
 
 
-def _norm_policy(work: Work, epoch: int) -> AbstractContextManager[None]:
-    """Running statistics in the last epochs, if the recipe says so."""
-    policy = work.recipe.norm
-    if epoch < work.recipe.epochs - policy.running_epochs or not norm.layers(work.model):
+def _norm_policy(recipe: Recipe, model: nn.Module, epoch: int) -> AbstractContextManager[None]:
+    """Running statistics always or in the last epochs, if the recipe says so."""
+    if not _by_running(recipe, epoch) or not norm.layers(model):
         return nullcontext()
-    return norm.use(work.model, source="running", update=policy.running_learn)
+    return norm.use(model, source="running", update=recipe.norm.running_learn)
+
+
+def _by_running(recipe: Recipe, epoch: int) -> bool:
+    return recipe.norm.frozen or epoch >= recipe.epochs - recipe.norm.running_epochs
 
 
 def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
@@ -274,11 +290,34 @@ def _result(work: Work) -> nn.Module:
         for name, value in result.state_dict().items():
             if name in work.ema:
                 value.copy_(work.ema[name])
-    if norm.layers(result):
-        images = work.loader.images
-        few = images.subset(slice(0, min(RECALIBRATION, len(images))))
-        norm.recalibrate(result, few.batches(min(len(few), work.recipe.batch_size)))
+    _recalibrate(work, result)
     return result
+
+
+def _recalibrate(work: Work, result: nn.Module) -> None:
+    """Norm statistics as the plain average over an epoch's first batches, by the objective's own passes.
+
+    So they are those of the clean, noisy or adversarial images that each branch was trained on. What does not
+    learn in training stays here, too.
+    """
+    recipe, epoch = work.recipe, max(0, work.progress.step - 1) // work.per_epoch
+    fixed = _by_running(recipe, epoch) and not recipe.norm.running_learn
+    if fixed or not norm.layers(result):
+        return
+    result.train()
+    batches = islice(work.loader.at(epoch, 0), RECALIBRATION)
+    parts = (part for batch in batches for part in _parts(work, batch))
+    for number, (x, y, ids) in enumerate(parts):
+        torch.manual_seed(draws.key(recipe.seed, number, work.fabric.global_rank))  # for drop-out
+        learning = norm.use(result, update=1 / (1 + number))
+        with _norm_policy(recipe, result, epoch), learning, work.fabric.autocast():
+            recipe.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
+    result.zero_grad()
+
+
+def _trainable_again(work: Work, model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        p.requires_grad_(work.trainable.get(name, True))
 
 
 @torch.no_grad()
@@ -294,6 +333,7 @@ def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
     if work.recipe.validation.choose != "last" and work.run.best.exists():
         checkpoint.load_weights(work.run.best, model)
     model.eval()
+    _trainable_again(work, model)
     _tell(callbacks, "end", work, work.recipe.epochs - 1, {}, model)
     run = Run(work.run.folder, work.recipe, model)
     if work.fabric.is_global_zero:

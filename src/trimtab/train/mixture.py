@@ -55,7 +55,7 @@ class Mixture(Objective):
     def prepare(self, model: nn.Module) -> nn.Module:
         norm.steer(model)
         affine, statistics = self.separate != "statistics", self.separate != "affine"
-        return norm.add_branch(model, self.branch, affine=affine, statistics=statistics)
+        return ensure_branch(model, self.branch, affine=affine, statistics=statistics)
 
     def passes(self, batch: int) -> Passes:
         return attack_passes(self.attack).plus(2)
@@ -83,6 +83,12 @@ class AdvProp(Mixture):
     attack: Callable[..., Any] = field(
         default_factory=lambda: PGD(Linf("1/255"), steps=1, step_size="1/255", targeted=True, clean_start=0.2)
     )
+
+
+def ensure_branch(model: nn.Module, branch: str, affine: bool = True, statistics: bool = True) -> nn.Module:
+    """Add the branch, unless an earlier training left it: that one is trained on."""
+    there = any(branch in layer.branch_names for layer in norm.layers(model).values())
+    return model if there else norm.add_branch(model, branch, affine=affine, statistics=statistics)
 
 
 def require_branch(model: nn.Module, branch: str) -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab.data import Batch, Loader
 from trimtab.train.base import Objective, Passes
 from trimtab.train.recipe import Recipe
 from trimtab.train.standard import Standard
-from trimtab.train.start import network, prepared, training_sets
+from trimtab.train.start import Engine, network, prepared, training_sets
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,15 @@ class Plan:
 
 
 def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int = 3) -> Plan:
-    """Time a few steps of the recipe's objective and of standard training, in turns, on one real batch."""
+    """Time a few steps of the recipe's objective and of standard training, in turns, on one real batch.
+
+    On one device, as training would run there, however many it will have.
+    """
+    fabric = Engine(devices=1).start(recipe.precision)
     train_set, _ = training_sets(data, recipe)
     loader = Loader(train_set, recipe.batch_size, drop_last=True)  # refuses what training would refuse
     with torch.random.fork_rng():
-        model = network(model, recipe, train_set)
+        model = fabric.to_device(network(model, recipe, train_set))
     batch = train_set.take(torch.arange(recipe.batch_size))
     contestants: list[tuple[Objective, nn.Module]] = []
     for objective in (recipe.objective, Standard()):
@@ -57,14 +62,18 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
     times: list[list[float]] = [[], []]
     for _ in range(rounds + 1):
         for (objective, net), taken in zip(contestants, times, strict=True):
-            taken.append(_time(objective, net, batch))
+            taken.append(_time(fabric, objective, net, batch, recipe.accumulate))
     ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
     steps = len(loader) * recipe.epochs
     return Plan(recipe.objective.passes(recipe.batch_size), ours / standard, ours, steps, len(train_set))
 
 
-def _time(objective: Objective, model: nn.Module, batch: Batch) -> float:
+def _time(fabric: Fabric, objective: Objective, model: nn.Module, batch: Batch, parts: int) -> float:
+    """Seconds of a step of so many parts."""
+    x, y, ids = (part[: len(part) // parts] for part in batch)
     model.zero_grad()
     began = time.perf_counter()
-    objective(model, batch.x, batch.y, ids=batch.ids)
-    return time.perf_counter() - began
+    with fabric.autocast():
+        losses = objective(model, fabric.to_device(x), fabric.to_device(y), ids=ids)
+    float(losses["loss"])  # a GPU has only been told so far; this waits for it
+    return parts * (time.perf_counter() - began)

@@ -154,12 +154,14 @@ def plain(value: Any, kinds: Kinds) -> Any:
         readable = pretty(value.radius)
         return {name: readable if number(readable) == value.radius and "/" in readable else value.radius}
     if is_dataclass(value):
+        named = {kind: name for choices in (kinds.objective, kinds.attack) for name, kind in choices.items()}
+        if isinstance(value, Objective | Attack) and type(value) not in named:
+            raise BadInput(
+                f"a recipe file cannot hold {type(value).__name__}, so the run could not be resumed; take "
+                f"one of {', '.join(named.values())}"
+            )
         held = {f.name: plain(getattr(value, f.name), kinds) for f in fields(value) if f.init}
-        for choices in (kinds.objective, kinds.attack):
-            named = {kind: name for name, kind in choices.items()}
-            if type(value) in named:
-                held = {"kind": named[type(value)], **held}
-        return held
+        return {"kind": named[type(value)], **held} if type(value) in named else held
     if isinstance(value, tuple):
         return [plain(v, kinds) for v in value]
     if value is None or isinstance(value, bool | int | float | str):

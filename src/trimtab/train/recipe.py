@@ -186,6 +186,8 @@ class Recipe:
             )
         if isinstance(self.objective, Apart) and (self.norm.running_epochs or self.norm.frozen):
             raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+        if self.norm.frozen and self.norm.running_learn:
+            raise BadInput("norm.frozen keeps statistics as they are; it does not go with norm.running_learn")
         if self.norm.frozen and self.norm.only:
             raise BadInput("norm.frozen and norm.only leave nothing to train; take one of them")
         if self.validation.choose == "robust" and self.validation.attack is None:

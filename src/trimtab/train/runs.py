@@ -75,6 +75,8 @@ def create(recipe: Recipe, folder: str | Path | None) -> Run:
     run = Run(Path(folder), recipe)
     if run.last.exists():
         raise BadInput(f"{folder} holds a run already; resume it, or name another folder")
+    if (run.folder / "recipe.yaml").exists() and not (run.folder / "environment.json").exists():
+        raise BadInput(f"{folder} holds a recipe.yaml that no run wrote; name another folder")
     write_text(run.folder / "recipe.yaml", write_recipe(recipe))
     write_text(run.folder / "environment.json", json.dumps(environment(), indent=2))
     return run

@@ -99,11 +99,12 @@ def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn
 
 
 def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The network as the recipe trains it: branches, frozen parts, memory layout."""
+    """The network as the recipe trains it: branches, frozen parameters, memory layout."""
     model = channels_last(model)
     recipe.objective.prepare(model)
     if recipe.norm.frozen:
-        norm.freeze(model)
+        for p in norm.affine_parameters(model):
+            p.requires_grad_(False)
     if recipe.norm.only:
         model.requires_grad_(False)
         for p in norm.affine_parameters(model):

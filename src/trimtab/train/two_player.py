@@ -64,16 +64,21 @@ def climb_weights(rho: float) -> Attacker:
 
 @contextmanager
 def _added(parameters: Sequence[nn.Parameter], deltas: Sequence[Tensor]) -> Iterator[None]:
-    """The parameters plus deltas; afterwards their own values again, bit for bit."""
+    """The parameters plus deltas; afterwards their own values again, bit for bit.
+
+    Autocast keeps narrow copies of weights and does not see them move: it must forget them both times.
+    """
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         torch._foreach_add_(list(parameters), list(deltas))
+    torch.clear_autocast_cache()
     try:
         yield
     finally:
         with torch.no_grad():
             for p, value in zip(parameters, before, strict=True):
                 p.copy_(value)
+        torch.clear_autocast_cache()
 
 
 def not_last(backward: Backward) -> Backward:
