@@ -211,6 +211,8 @@ def test_bad_input_is_told_in_one_sentence():
         adapt.per_batch(nn.Linear(2, 2))
     with pytest.raises(BadInput, match="at least one image"):
         adapt.frozen(model, torch.zeros(0, 3, 12, 12))
+    with pytest.raises(BadInput, match=r"floating-point pixels, found torch\.uint8"):
+        adapt.frozen_under_noise(model, torch.zeros(8, 3, 12, 12, dtype=torch.uint8), 0.1)
     with pytest.raises(BadInput, match="prior"):
         adapt.stream(model, prior=-1)
     with pytest.raises(BadInput, match="estimator"):
@@ -224,6 +226,15 @@ def test_one_value_per_channel_is_told_to_have_no_deviation():
     assert "\n" not in str(told.value)
     assert adapt.per_batch(features, rho=0.5)(torch.rand(1, 4)).shape == (1, 3)
     assert adapt.per_batch(features)(torch.rand(2, 4)).shape == (2, 3)
+
+
+def test_nothing_is_frozen_on_one_value_per_channel():
+    features = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    with pytest.raises(BadInput, match=r"no deviation.*more images.*rho below 1") as told:
+        adapt.frozen(features, torch.rand(1, 4))
+    assert "\n" not in str(told.value)
+    assert float(adapt.frozen(features, torch.rand(1, 4), rho=0.5)[1].running_var.min()) > 0
+    assert float(adapt.frozen(features, torch.rand(2, 4))[1].running_var.min()) > 0
 
 
 def test_under_a_branch_it_is_that_branch_that_adapts() -> None:

@@ -2,8 +2,10 @@
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from trimtab import adapt
 from trimtab.attacks import PGD, CoBatch, Linf, ThroughBatch
@@ -45,3 +47,14 @@ def test_co_batch_images_hurt_the_others_and_leave_them_untouched(model, images)
         assert after > F.cross_entropy(adaptive(grey)[:24], y[:24])
     assert float(adv.min()) >= 0
     assert float(adv.max()) <= 1
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1, 1)], ids=["features", "maps of one value"])
+def test_targets_are_drawn_where_one_image_has_no_deviation(shape):
+    torch.manual_seed(0)
+    layer = nn.BatchNorm1d(6) if len(shape) == 1 else nn.BatchNorm2d(6)
+    features = nn.Sequential(nn.Flatten(), nn.Linear(48, 6), nn.Unflatten(1, shape), layer)
+    model = nn.Sequential(features, nn.Flatten(), nn.Linear(6, 3)).eval()
+    x, y = torch.rand(8, 3, 4, 4), torch.arange(8) % 3
+    adv = ThroughBatch(PGD(Linf("4/255"), steps=2, targeted=True))(model, x, y)
+    assert not torch.equal(adv, x)

@@ -24,6 +24,15 @@ def test_the_folded_copy_gives_the_models_logits_and_input_gradients(model, imag
     torch.testing.assert_close(*grads, atol=1e-9, rtol=1e-9)
 
 
+def test_under_autocast_it_is_the_folded_copy_that_is_attacked(model, images, monkeypatch):
+    used = []
+    monkeypatch.setattr(base, "fast", lambda *given: used.append(fast(*given)) or used[-1])
+    with torch.autocast("cpu", torch.bfloat16):
+        PGD(EPS, steps=1)(model, *images)
+    assert [m for net in used for m in net.modules() if isinstance(m, nn.BatchNorm2d)] == []
+    assert len(used) == 1
+
+
 def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypatch):
     model, (x, y) = copy.deepcopy(model).double(), images
     x = x.double()

@@ -15,11 +15,15 @@ from trimtab.attacks import (
     Attack,
     AutoAttack,
     CoBatch,
+    CurvePGD,
     Linf,
     SignStep,
     Square,
+    TargetedAPGD,
     ThroughBatch,
+    adaptive_sampler,
     couples_batch,
+    curve,
     guard,
     is_flat,
 )
@@ -287,3 +291,45 @@ def test_a_curve_is_flat_when_its_last_leg_loses_next_to_nothing() -> None:
     assert is_flat(stands)
     assert not is_flat({**stands, 100: torch.arange(1000) < 389})
     assert not is_flat({10: stands[10]})
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers"),
+    [(APGD, {"restarts": 0}), (TargetedAPGD, {"targets": 0}), (AutoAttack, {"targets": 0})],
+)
+def test_an_attack_that_would_try_nothing_is_refused(make, numbers) -> None:
+    with pytest.raises(BadInput, match=r"at least one of its (restarts|targets), found \w+=0"):
+        make(**numbers)
+
+
+def test_a_curve_refuses_restarts(model, images) -> None:
+    with pytest.raises(BadInput, match=r"one try.*restarts=5"):
+        curve(PGD(Linf("4/255"), restarts=5), model, *images, marks=(1, 2))
+
+
+def test_a_curve_of_a_coupled_batch_counts_the_last_iterate_whatever_is_asked(model, images) -> None:
+    step = {"steps": 2, "step_size": "8/255", "targeted": True}  # so long that images recover
+    last, any_ = (
+        CurvePGD(Linf("4/255"), **step, score=score, marks=(1, 2)).outcome(adapt.per_batch(model), *images)
+        for score in ("last", "any")
+    )
+    assert int(last.marks[2].sum()) < int(last.marks[1].sum())
+    assert all(torch.equal(any_.marks[mark], last.marks[mark]) for mark in (1, 2))
+    assert torch.equal(any_.marks[2], any_.broken)
+
+
+def test_eot_refuses_a_model_that_adapts_otherwise_than_it_expects(model, images) -> None:
+    x, y = (part[:8] for part in images)
+    attack = PGD(Linf("4/255"), steps=1)
+    with pytest.raises(BadInput, match=r"adapts with rho=0\.2.*expects rho=1"):
+        EOT(attack, m=1)(adapt.per_batch(model, rho=0.2), x, y)
+    with pytest.raises(BadInput, match=r"rho=0\.2"):
+        adaptive_sampler(adapt.per_batch(model, rho=0.2), x, attack.budget)
+    assert EOT(attack, m=1, rho=0.2)(adapt.per_batch(model, rho=0.2), x, y).shape == x.shape
+
+
+def test_eot_says_how_many_classifiers_it_was_given() -> None:
+    given = [Scaled(1.0), Scaled(2.0)]
+    assert str(EOT(sampler=given)).startswith("EOT over 2 classifiers of")
+    assert str(EOT(sampler=nn.ModuleList(given))).startswith("EOT over 2 classifiers of")
+    assert str(EOT(m=3)).startswith("EOT over 3 classifiers of")

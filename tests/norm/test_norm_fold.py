@@ -319,6 +319,42 @@ def test_a_copy_that_agrees_on_the_example_is_folded() -> None:
     assert norms(norm.fold(small(), x)) == []
 
 
+class Answers(nn.Sequential):
+    """It answers in float32, however it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = super().forward(x)
+        return z.float()
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Answers])
+def test_rounding_under_autocast_is_no_reason_not_to_fold(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())]
+    model = season(kind(*layers, nn.Flatten(), nn.Linear(32, 4))).eval()
+    x = torch.rand(4, 8, 14, 14)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        wanted, got = model(x), norm.fold(model)(x)
+        assert float((got - wanted).abs().max()) > 1e-3 * float(wanted.abs().max())
+        assert norms(norm.fold(model, x)) == []
+
+
+class SlightlyDeceitful(Deceitful):
+    """Off by half a percent where it is folded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = Small.forward(self, x)
+        folded = isinstance(dict(self.named_modules())["bn1"], nn.Identity)
+        return 1.005 * y if folded else y
+
+
+def test_float32_is_held_to_its_own_rounding() -> None:
+    torch.manual_seed(0)
+    model = season(SlightlyDeceitful()).eval()
+    assert norms(norm.fold(model)) == []
+    assert norms(norm.fold(model, images(4, 2, 5, 5).float())) == ["bn1", "bn2"]
+
+
 def test_relus_overwrite_only_what_nobody_else_reads() -> None:
     class Peeks(nn.Module):
         """Reads a norm's output beside its ReLU, and rectifies a sigmoid, whose gradient needs its output."""

@@ -48,6 +48,22 @@ def test_a_snapshot_is_a_copy(model: Small, x: Tensor) -> None:
     assert torch.equal(kept["bn1"]["running_mean"], mean)
 
 
+def test_a_snapshot_is_compared_where_the_model_has_moved_to(
+    model: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices refuse to compare across; "meta", which every machine has, holds no values to compare."""
+    compared: list[tuple[torch.device, torch.device]] = []
+
+    def equal(one: Tensor, other: Tensor) -> bool:
+        compared.append((one.device, other.device))
+        return False
+
+    kept = norm.snapshot(model)
+    monkeypatch.setattr(torch, "equal", equal)
+    norm.restore(model.to("meta"), kept)
+    assert set(compared) == {(torch.device("meta"), torch.device("meta"))}
+
+
 def test_a_snapshot_of_another_model_is_refused(model: Small) -> None:
     with pytest.raises(BadInput, match="other layers"):
         norm.restore(model, {})

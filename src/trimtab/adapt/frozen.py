@@ -29,14 +29,14 @@ def frozen(
     is an ordinary model, to be saved, loaded and released like any other; where its statistics come from
     is in `.provenance`, which is saved, too (give `provenance` to say what the images were).
     """
-    if len(images) == 0 or not images.is_floating_point():
-        found = "none" if len(images) == 0 else str(images.dtype)
-        raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {found}")
+    _check(images)
     copied = steered_copy(model)
     like = next(copied.parameters())
     steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False)
     with torch.no_grad(), steering, norm.observe(copied) as seen:
         copied(images.to(like.device, like.dtype))
+    if rho == 1 and any(batch.n == 1 for batch in seen.values()):
+        raise BadInput("one value per channel has no deviation: give more images, or a rho below 1")
     if rho > 0:
         norm.adopt(copied, seen, rho, blend_of)
     what = provenance or "images"
@@ -55,5 +55,12 @@ def frozen_under_noise(
     what: str = "images",
 ) -> nn.Module:
     """`frozen` on images with Gaussian noise as certification draws it: in pixels, not clipped."""
+    _check(images)
     noise = draws.normal(images, seed, draws.ids_of(images, ids), draws.purpose("adaptation noise"))
     return frozen(model, images + sigma * noise, rho, blend_of, f"noisy {what} (sigma {sigma:g})")
+
+
+def _check(images: Tensor) -> None:
+    if len(images) == 0 or not images.is_floating_point():
+        found = "none" if len(images) == 0 else str(images.dtype)
+        raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {found}")

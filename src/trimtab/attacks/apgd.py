@@ -44,7 +44,7 @@ class APGD(Attack):
     """Independent runs, each on the images that still stand."""
 
     def __post_init__(self) -> None:
-        _check_steps(self.steps)
+        _at_least_one(steps=self.steps, restarts=self.restarts)
         loss_named(self.loss, False)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class TargetedAPGD(Attack):
     """How many classes to try, most likely first; at most all others."""
 
     def __post_init__(self) -> None:
-        _check_steps(self.steps)
+        _at_least_one(steps=self.steps, targets=self.targets)
 
     def __str__(self) -> str:
         rest = unusual(self, "budget", "steps", "targets")
@@ -214,6 +214,7 @@ def _checkpoints(steps: int) -> dict[int, int]:
     return found
 
 
-def _check_steps(steps: int) -> None:
-    if steps < 1:
-        raise BadInput(f"Auto-PGD needs at least one step, found {steps}")
+def _at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise BadInput(f"Auto-PGD needs at least one of its {name}, found {name}={count}")

@@ -8,11 +8,9 @@ Cost      per image that stands to the end: (1 + targets) * steps gradients and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import torch
-
-from trimtab.attacks.apgd import APGD, TargetedAPGD
+from trimtab.attacks.apgd import APGD, TargetedAPGD, standing
 from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.square import Square
 from trimtab.types import Budget, Linf
@@ -30,32 +28,35 @@ class AutoAttack(Attack):
     """Forward passes of Square."""
     one_by_one = True
 
+    def __post_init__(self) -> None:
+        self.parts()  # which refuse impossible numbers
+
     def __str__(self) -> str:
         parts = "APGD-CE, targeted APGD, Square"
         return f"AutoAttack-style ensemble ({parts}), {self.budget}, any iterate{unusual(self, 'budget')}"
 
     def run(self, victim: Victim) -> Outcome:
-        found: Outcome | None = None
-        for attack in (
+        found = standing(victim)
+        for attack in self.parts():
+            found = _next(victim, found, attack)
+        return found
+
+    def parts(self) -> tuple[Attack, ...]:
+        """The attacks, in order."""
+        return (
             APGD(self.budget, self.steps),
             TargetedAPGD(self.budget, self.steps, self.targets),
             Square(self.budget, self.queries),
-        ):
-            found = _next(victim, found, attack)
-        assert found is not None
-        return found
+        )
 
 
-def _next(victim: Victim, before: Outcome | None, attack: Attack) -> Outcome:
+def _next(victim: Victim, before: Outcome, attack: Attack) -> Outcome:
     """Run one more attack on the images that still stand."""
-    if before is None:
-        return attack.run(victim)
     rows = (~before.broken).nonzero().squeeze(1)
     if len(rows) == 0:
         return before
     ids = [victim.ids[i] for i in rows.tolist()]
-    rest = Victim(victim.net, victim.x[rows], victim.y[rows], victim.seed, ids, victim.coupled)
-    found = attack.run(rest)
+    found = attack.run(replace(victim, x=victim.x[rows], y=victim.y[rows], ids=ids))
     x, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
-    x[rows], broken[rows], broken_at[rows] = found.x, found.broken, torch.as_tensor(found.broken_at)
+    x[rows], broken[rows], broken_at[rows] = found.x, found.broken, found.broken_at
     return Outcome(x, broken, broken_at)

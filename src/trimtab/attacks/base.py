@@ -55,6 +55,8 @@ class Victim:
     """Whether images of a batch influence each other; then none may leave it."""
     judged: bool = True
     """Whether anyone asks what became of each image; if not, a last look at them can be saved."""
+    classes: int = 0
+    """How many the network tells apart; only an attack that draws targets asks."""
 
     @property
     def rough(self) -> bool:
@@ -117,7 +119,8 @@ class Attack:
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
             if getattr(self, "precision", "full") != "full" and not coupled and not half:
                 net = rough(net, clean[:2])
-            victim = Victim(net, clean, y.long().clone(), seed, draws.ids_of(x, ids), coupled, judged)
+            own = draws.ids_of(x, ids)
+            victim = Victim(net, clean, y.long().clone(), seed, own, coupled, judged, said.shape[1])
             found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
@@ -243,6 +246,12 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             f"labels must lie in 0..{z.shape[1] - 1} for this model, found {int(y.min())} to {int(y.max())}"
         )
     return z
+
+
+def check_rho(model: nn.Module, rho: float) -> None:
+    """A model that adapts must adapt as the attack says."""
+    if isinstance(model, adapt.PerBatch) and model.rho != rho:
+        raise BadInput(f"the model adapts with rho={model.rho:g}, the attack expects rho={rho:g}")
 
 
 def _check_budget(x: Tensor, centre: Tensor, budget: Budget) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt
-from trimtab.attacks.base import Attack, Outcome, check_images, check_labels
+from trimtab.attacks.base import Attack, Outcome, check_images, check_labels, check_rho
 from trimtab.attacks.guard import guard
 from trimtab.attacks.losses import ce
 from trimtab.attacks.pgd import PGD, gradient
@@ -103,6 +103,5 @@ def _adaptive(model: nn.Module, rho: float) -> nn.Module:
     """The model made adaptive; one that is already must adapt as the attack says."""
     if isinstance(model, adapt.Stream):
         raise BadInput("a stream learns from what it is shown; attack adapt.per_batch of its model")
-    if isinstance(model, adapt.PerBatch) and model.rho != rho:
-        raise BadInput(f"the model adapts with rho={model.rho:g}, the attack expects rho={rho:g}")
+    check_rho(model, rho)
     return model if getattr(model, "couples_batch", False) else adapt.per_batch(model, rho)

@@ -1,7 +1,8 @@
 """Iteration curves: accuracy after 10, 20, 100, ... steps of one long attack with one fixed step size.
 
 A curve that still falls at its end overstates robustness: the attack was not done. Each point scores the
-image of *that* iteration ("last" iterate), or whether any up to it was misclassified ("any").
+image of *that* iteration ("last" iterate), or whether any up to it was misclassified ("any"). Where images
+of a batch influence each other it is always that iteration's.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class CurvePGD(PGD):
         super().__post_init__()
         if self.restarts != 1 or not self.marks or max(self.marks) > self.steps or min(self.marks) < 0:
             raise BadInput(
-                f"a curve needs marks between 0 and {self.steps} steps, and one try, found {self.marks}"
+                f"a curve needs marks between 0 and {self.steps} steps, and one try, found {self.marks} "
+                f"and restarts={self.restarts}"
             )
 
     def run(self, victim: Victim, marks: Sequence[int] = ()) -> Outcome:
         found = super().run(victim, self.marks)
-        if self.score == "any":
+        if self.score == "any" and not victim.coupled:
             reached = {m: (found.broken_at >= 0) & (found.broken_at <= m) for m in self.marks}
             return replace(found, marks=reached)
         return found
@@ -50,7 +52,7 @@ def curve(
 
     The step size is the attack's own; if it gives none, the one for its own number of steps is kept.
     """
-    kept = ("budget", "loss", "targeted", "random_start", "clean_start", "score", "precision")
+    kept = ("budget", "loss", "targeted", "restarts", "random_start", "clean_start", "score", "precision")
     fields = {name: getattr(attack, name) for name in kept}
     long = CurvePGD(**fields, steps=max(marks), step_size=attack.step, marks=tuple(sorted(marks)))
     broken = long.outcome(model, x, y, seed, ids).marks

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, draws
-from trimtab.attacks.base import Attack, Outcome, unusual
+from trimtab.attacks.base import Attack, Outcome, check_rho, unusual
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput, Budget
@@ -59,7 +59,8 @@ class EOT(Attack):
         return self.attack.scored(False)  # the classifiers drawn are fixed
 
     def __str__(self) -> str:
-        return f"EOT over {self.m} classifiers of {self.attack}{unusual(self, 'attack', 'sampler', 'm')}"
+        m = len(self.sampler) if isinstance(self.sampler, Sequence | nn.ModuleList) else self.m
+        return f"EOT over {m} classifiers of {self.attack}{unusual(self, 'attack', 'sampler', 'm')}"
 
     def outcome(
         self,
@@ -96,6 +97,7 @@ def adaptive_sampler(
     model: nn.Module, x: Tensor, budget: Budget, rho: float = 1.0, ids: Sequence[int] | None = None
 ) -> Sampler:
     """The paper's sampler: copies of `model`, frozen on the batch plus a random perturbation in the ball."""
+    check_rho(model, rho)
     static = model.model if isinstance(model, adapt.PerBatch | adapt.Stream) else model
     own = list(range(len(x))) if ids is None else list(ids)
 

@@ -123,9 +123,8 @@ class PGD(Attack):
         loss = loss_named(self.loss, self.targeted)
         goal = victim.y
         if self.targeted:
-            with torch.no_grad():
-                classes = victim.net(victim.x[:1]).shape[1]
-            goal = other_class(victim.y, classes, victim.seed, victim.ids, draws.purpose("target", restart))
+            draw = draws.purpose("target", restart)
+            goal = other_class(victim.y, victim.classes, victim.seed, victim.ids, draw)
         if self.score == "any" and not victim.coupled:
             return pursue(victim, start, goal, loss, self.budget, self.steps, self.step)
         return climb(victim, start, goal, loss, self.budget, self.steps, self.step, marks)

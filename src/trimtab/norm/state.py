@@ -29,7 +29,7 @@ def snapshot(model: nn.Module) -> Snapshot:
 
 @torch.no_grad()
 def restore(model: nn.Module, kept: Snapshot) -> nn.Module:
-    """Put back what `snapshot` kept, bit for bit, into the same tensors."""
+    """Put back what `snapshot` kept, bit for bit, into the same tensors, wherever they have moved since."""
     steered = layers(model)
     if steered.keys() != kept.keys():
         raise BadInput("the snapshot was taken of a model with other layers")
@@ -38,8 +38,9 @@ def restore(model: nn.Module, kept: Snapshot) -> nn.Module:
         if held.keys() != kept[name].keys():
             raise BadInput(f"the snapshot was taken when {name!r} had other branches")
         for key, value in held.items():
-            if not torch.equal(value, kept[name][key]):  # what did not change keeps its version
-                value.copy_(kept[name][key])
+            before = kept[name][key].to(value)
+            if not torch.equal(value, before):  # what did not change keeps its version
+                value.copy_(before)
     return model
 
 
