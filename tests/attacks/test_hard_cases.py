@@ -333,3 +333,20 @@ def test_eot_says_how_many_classifiers_it_was_given() -> None:
     assert str(EOT(sampler=given)).startswith("EOT over 2 classifiers of")
     assert str(EOT(sampler=nn.ModuleList(given))).startswith("EOT over 2 classifiers of")
     assert str(EOT(m=3)).startswith("EOT over 3 classifiers of")
+
+
+@pytest.mark.parametrize("given", [{"m": 0}, {"sampler": []}])
+def test_eot_over_no_classifier_is_refused(given: dict) -> None:
+    with pytest.raises(BadInput, match="at least one classifier, found 0"):
+        EOT(**given)
+
+
+def test_eots_copies_blend_as_the_adaptive_model_does() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)).eval()
+    x, budget = torch.rand(8, 3, 8, 8), Linf(1e-6)
+    for blend_of in ("std", "var"):
+        adaptive = adapt.per_batch(net, rho=0.5, blend_of=blend_of)
+        drawn = adaptive_sampler(adaptive, x, budget, rho=0.5)(0)
+        with torch.no_grad():
+            torch.testing.assert_close(drawn(x), adaptive(x), rtol=1e-4, atol=1e-4)

@@ -44,8 +44,13 @@ class EOT(Attack):
             raise BadInput(
                 "EOT climbs the cross-entropy of the mean probability; give an untargeted ce attack"
             )
-        if self.m < 1:
-            raise BadInput(f"EOT needs at least one classifier, found m={self.m}")
+        if self.classifiers < 1:
+            raise BadInput(f"EOT needs at least one classifier, found {self.classifiers}")
+
+    @property
+    def classifiers(self) -> int:
+        """How many there are, given or drawn."""
+        return len(self.sampler) if isinstance(self.sampler, Sequence | nn.ModuleList) else self.m
 
     @property
     def budget(self) -> Budget:  # type: ignore[override]
@@ -59,8 +64,8 @@ class EOT(Attack):
         return self.attack.scored(False)  # the classifiers drawn are fixed
 
     def __str__(self) -> str:
-        m = len(self.sampler) if isinstance(self.sampler, Sequence | nn.ModuleList) else self.m
-        return f"EOT over {m} classifiers of {self.attack}{unusual(self, 'attack', 'sampler', 'm')}"
+        rest = unusual(self, "attack", "sampler", "m")
+        return f"EOT over {self.classifiers} classifiers of {self.attack}{rest}"
 
     def outcome(
         self,
@@ -99,9 +104,10 @@ def adaptive_sampler(
     """The paper's sampler: copies of `model`, frozen on the batch plus a random perturbation in the ball."""
     check_rho(model, rho)
     static = model.model if isinstance(model, adapt.PerBatch | adapt.Stream) else model
+    blend_of = model.blend_of if isinstance(model, adapt.PerBatch) else "std"
     own = list(range(len(x))) if ids is None else list(ids)
 
     def sampler(seed: int) -> nn.Module:
-        return adapt.frozen(static, random_start(x, budget, seed, own), rho)
+        return adapt.frozen(static, random_start(x, budget, seed, own), rho, blend_of)
 
     return sampler
