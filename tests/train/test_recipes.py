@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from trimtab import attacks, models, train
 from trimtab.data import augment
 from trimtab.train.optimise import optimiser_for, rate
-from trimtab.train.recipe import Optimiser, Recipe, Schedule, read_recipe, shipped, write_recipe
+from trimtab.train.recipe import Norm, Optimiser, Recipe, Schedule, read_recipe, shipped, write_recipe
 from trimtab.types import BadInput
 
 
@@ -204,3 +205,16 @@ def test_defaults_are_finite_and_frozen() -> None:
     assert math.isfinite(recipe.optimiser.lr)
     with pytest.raises(AttributeError):
         recipe.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"objective": train.Apart(samples=8), "accumulate": 4}, "over 8 of the batch's images, .* only 4"),
+        ({"objective": train.Apart(groups=5)}, "16 images cannot be split into 5 equal groups"),
+        ({"norm": Norm(frozen=True, running_learn=True)}, "does not go with norm.running_learn"),
+    ],
+)
+def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        Recipe(batch_size=16, **changes)

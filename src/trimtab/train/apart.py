@@ -68,6 +68,15 @@ class Apart(Objective):
         if self.attack not in ("sign", "random"):
             raise BadInput(f'attack must be "sign" or "random", found {self.attack!r}')
 
+    def images(self, batch: int) -> int:
+        """N of a batch of so many images, if the batch has them and the groups come out even."""
+        n = batch if self.samples is None else self.samples
+        if n > batch:
+            raise BadInput(f"the second pass is over {n} of the batch's images, but there are only {batch}")
+        if n % self.groups:
+            raise BadInput(f"the second pass's {n} images cannot be split into {self.groups} equal groups")
+        return n
+
     def passes(self, batch: int) -> Passes:
         return Passes(1, 1).plus((self.samples or batch) / batch)
 
@@ -75,9 +84,7 @@ class Apart(Objective):
         if not norm.layers(step.model):
             raise BadInput("APART perturbs batch-norm statistics, and this model has no batch-norm layer")
         m = len(step.x) * world_size()
-        n = m if self.samples is None else self.samples
-        if n > m:
-            raise BadInput(f"the second pass is over {n} of the batch's images, but there are only {m}")
+        n = self.images(m)
         seen: dict[str, norm.Moments] = {}
 
         def first() -> Parts:

@@ -184,8 +184,10 @@ class Recipe:
             raise BadInput(
                 f"{kind} reads gradients, which fp16 scales; take bf16-mixed or 32-true as precision"
             )
-        if isinstance(self.objective, Apart) and (self.norm.running_epochs or self.norm.frozen):
-            raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+        if isinstance(self.objective, Apart):
+            self.objective.images(self.batch_size // self.accumulate)  # which refuses what does not fit
+            if self.norm.running_epochs or self.norm.frozen:
+                raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
         if self.norm.frozen and self.norm.running_learn:
             raise BadInput("norm.frozen keeps statistics as they are; it does not go with norm.running_learn")
         if self.norm.frozen and self.norm.only:
