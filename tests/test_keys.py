@@ -1,14 +1,16 @@
 """A key changes with everything that determines a result, and with nothing else."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import trimtab
-from trimtab import adapt, keys
+from trimtab import adapt, keys, norm
 from trimtab.attacks import CW, FGSM, L2, PGD, Linf
 from trimtab.evaluate import Corrupted, Noise
 from trimtab.types import BadInput
@@ -108,3 +110,52 @@ def test_a_digest_is_not_fooled_by_addresses_in_a_description() -> None:
             return repr(object())
 
     assert keys.weights(Named()) == keys.weights(Named())
+
+
+def test_a_digest_sees_functions_arrays_and_what_json_has_no_word_for() -> None:
+    values = (
+        *(
+            torch.relu,
+            torch.sin,
+            len,
+            lambda x: x,
+            lambda x: -x,
+            partial(torch.add, 1),
+            partial(torch.add, 2),
+        ),
+        *(np.zeros(2), np.ones(2), np.float32(1), np.float32(2), torch.float32, torch.float64),
+        *({1, 2}, {1, 3}, 1 + 2j, float("inf"), float("nan"), nn.ReLU, nn.GELU),
+    )
+    assert len({keys.weights(Scaled(value)) for value in values}) == len(values)
+    assert all(keys.weights(Scaled(value)) == keys.weights(Scaled(value)) for value in values)
+
+
+def shallow_and_deep(depth: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(3, 3)] * depth)
+
+
+def test_a_digest_counts_a_layer_at_every_place_it_has() -> None:
+    assert keys.weights(shallow_and_deep(2)) != keys.weights(shallow_and_deep(5))
+
+
+def test_a_digest_sees_hooks_and_edited_code() -> None:
+    def written(source: str) -> nn.Module:
+        space: dict[str, Any] = {"__name__": "mine"}
+        exec(
+            f"from torch import nn\nclass Mine(nn.Identity):\n    def forward(self, x): return {source}",
+            space,
+        )
+        return space["Mine"]()
+
+    hooked = net()
+    hooked.register_forward_hook(lambda module, given, out: -out)
+    assert keys.weights(hooked) != keys.weights(net())
+    assert keys.weights(written("x")) == keys.weights(written("x"))
+    assert len({keys.weights(written(source)) for source in ("x", "-x", "2 * x", "x.abs()", "x.sin()")}) == 5
+
+
+def test_steering_alone_is_no_other_model_and_freezing_is() -> None:
+    steered = trimtab.steer(net())
+    assert keys.weights(steered) == keys.weights(net())
+    assert keys.weights(norm.freeze(steered)) != keys.weights(net())

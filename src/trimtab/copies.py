@@ -76,6 +76,10 @@ def _by_the_book(kind: type) -> bool:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, _AS_IS):
         return value
+    if isinstance(value, torch.Tensor) and not value.is_leaf:  # kept from a pass: deepcopy refuses it
+        return memo.setdefault(id(value), value.detach().clone())
+    if type(value) in (list, tuple):
+        return type(value)(_copied(one, memo) for one in value)
     if type(value) in _HOLDERS and not value:
         return memo.setdefault(id(value), type(value)())
     return copy.deepcopy(value, memo)

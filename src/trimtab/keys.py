@@ -13,15 +13,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trimtab.types import BadInput
 
-_ASIDE = {*vars(nn.Module()), "provenance", "origin", "classes", "setting"}
+_ASIDE = {*vars(nn.Module()), "provenance", "origin", "classes", "setting", "synchronised"}
 """What a module holds that is no constant of its own: torch's book-keeping, words, what `use` has chosen."""
+_KNOWN = ("builtins", "torch", "trimtab")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -63,32 +68,76 @@ def canonical(value: Any) -> str:
 
 def weights(model: nn.Module) -> str:
     """The hash of a model: every parameter and buffer (all branches, also what is never saved), the kind of
-    every module and the plain values it holds, so that equal weights in another architecture, or under
-    another constant, are another model.
+    every module, its code if that is not torch's or ours, and what it holds, so that equal weights in another
+    architecture, or under another constant, are another model. A layer counts at every place that it has.
     """
     content = hashlib.sha256()
-    for name, module in model.named_modules():
-        kind = f"{type(module).__module__}.{type(module).__qualname__}({module.extra_repr()})"
-        own = {at: value for at, value in vars(module).items() if at not in _ASIDE and _plain(value)}
-        content.update(f"{name}:{_ADDRESS.sub('', kind)} {canonical(describe(own))}\n".encode())
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = getattr(module, "stock_class", type(module))  # steering by itself changes nothing
+        own = {at: _constant(value) for at, value in vars(module).items() if at not in _ASIDE}
+        if getattr(vars(module).get("rest"), "neutral", False):
+            del own["rest"]
+        hooks = [_constant(hook) for at in _HOOKS for hook in vars(module)[at].values()]
+        about = [f"{_name(kind)}({module.extra_repr()})", _code(kind), own, hooks]
+        content.update(f"{name}:{_ADDRESS.sub('', canonical(about))}\n".encode())
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         content.update(name.encode())
         content.update(_of_tensor(tensor).digest())
     return content.hexdigest()
 
 
-def _plain(value: Any) -> bool:
-    """Whether a value that a module holds is a constant, or made of constants."""
+def _constant(value: Any) -> Any:
+    """What a module holds, as JSON; of what is no constant, such as another module, only the kind."""
     if isinstance(value, float):
-        return math.isfinite(value)  # JSON knows no other
+        return value if math.isfinite(value) else str(value)  # JSON knows no other
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Tensor):
+        return _of_tensor(value).hexdigest()
+    if isinstance(value, np.ndarray | np.generic):
+        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, list | tuple):
-        return all(map(_plain, value))
+        return [_constant(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(canonical(_constant(one)) for one in value)
     if isinstance(value, Mapping):
-        return all(map(_plain, value.values()))
+        return [[_constant(name), _constant(one)] for name, one in value.items()]
     if is_dataclass(value) and not isinstance(value, type):
-        return all(_plain(getattr(value, field.name)) for field in fields(value))
-    return value is None or isinstance(value, bool | int | str | Tensor)
+        return [_name(type(value)), {one.name: _constant(getattr(value, one.name)) for one in fields(value)}]
+    if isinstance(value, partial):
+        return [_constant(value.func), _constant(value.args), _constant(value.keywords)]
+    if isinstance(value, MethodType):
+        return _constant(value.__func__)
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [_name(value), _code(value), [_constant(one) for one in held if not callable(one)]]
+    if isinstance(value, torch.dtype | torch.device | torch.memory_format | complex):
+        return str(value)
+    return _name(value) if isinstance(value, type) or callable(value) else _name(type(value))
+
+
+def _name(value: Any) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _code(value: Any) -> list[str]:
+    """What a function, or a class with all it inherits, does; torch's and ours are known by their names."""
+    kinds = [
+        kind for kind in getattr(value, "__mro__", [value]) if kind.__module__.split(".")[0] not in _KNOWN
+    ]
+    held = [one for kind in kinds for one in (vars(kind).values() if isinstance(kind, type) else [kind])]
+    return [_of_code(one.__code__) for one in held if isinstance(one, FunctionType)]
+
+
+def _of_code(code: CodeType) -> str:
+    consts = [_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    told = f"{code.co_code!r} {code.co_names} {consts}"
+    return hashlib.sha256(_ADDRESS.sub("", told).encode()).hexdigest()
 
 
 def _of_tensor(tensor: Tensor) -> Any:

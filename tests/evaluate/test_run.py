@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 import trimtab
-from trimtab import adapt, data, norm
+from trimtab import adapt, data, keys, norm
 from trimtab.attacks import APGD, EOT, FGSM, PGD, AutoAttack, CurvePGD, Linf, ThroughBatch
 from trimtab.data import Batch
 from trimtab.data.corruptions import corrupt
@@ -36,6 +37,8 @@ from trimtab.evaluate import (
 )
 from trimtab.evaluate.card import Row
 from trimtab.evaluate.certified import Certified
+from trimtab.evaluate.states import NormState
+from trimtab.evaluate.trust import health
 from trimtab.types import BadInput
 
 WEAK = PGD(Linf("8/255"), steps=5, score="any")
@@ -297,11 +300,12 @@ def test_a_run_leaves_no_trace(store: Store) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_a_run_leaves_a_stream_where_it_was(store: Store) -> None:
+def test_a_stream_is_refused_because_it_would_depend_on_what_came_before(store: Store) -> None:
     stream = adapt.stream(trained())
     stream(sample().take(torch.arange(100, 116)).x)
     state = {name: value.clone() for name, value in stream.state_dict().items()}
-    run(stream, sample(), [Clean()], store=store, limit=24, examine=False)
+    with pytest.raises(BadInput, match="a stream learns from what it is shown"):
+        run(stream, sample(), [Clean()], store=store, limit=24, examine=False)
     assert stream.seen == 16
     assert all(torch.equal(value, state[name]) for name, value in stream.state_dict().items())
 
@@ -426,3 +430,62 @@ def test_rows_of_the_same_name_are_refused(store: Store) -> None:
         run(trained(), sample(), [Clean(), Clean()], store=store)
     with pytest.raises(BadInput, match="asked for twice"):
         run(trained(), sample(), [Clean()], states=[Running(), Running()], store=store)
+
+
+@pytest.mark.parametrize("state", [PerBatch(), Frozen(images=64)])
+def test_adapting_starts_from_the_main_branch_whatever_is_in_force(state: NormState, store: Store) -> None:
+    model = norm.add_branch(norm.steer(copy.deepcopy(trained())), "adv")
+    with torch.no_grad():
+        for layer in norm.layers(model).values():
+            layer.holder("adv").weight.neg_()
+    few = sample().subset(slice(0, 64))
+    (plain,) = run(model, few, [Clean()], states=[state], store=store, examine=False).rows
+    with norm.use(model, branch="adv"):
+        (inside,) = run(
+            model,
+            few,
+            [Clean()],
+            states=[state],
+            store=Store(Path(store.path).with_name("other.sqlite")),
+            examine=False,
+        ).rows
+    assert plain.accuracy == inside.accuracy
+
+
+def test_one_and_one_point_nought_are_one_state() -> None:
+    assert keys.describe(PerBatch(1)) == keys.describe(PerBatch(1.0))
+    assert keys.digest(keys.describe(Frozen(1))) == keys.digest(keys.describe(Frozen(1.0)))
+
+
+class Keeping(Net):
+    """Keeps its last feature, as networks that are looked into do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_a_model_that_keeps_something_from_a_pass_is_not_measured_again(store: Store) -> None:
+    few = sample().subset(slice(0, 32))
+    known = []
+    for _ in range(2):
+        model = Keeping(few.spec)
+        model.load_state_dict(trained().state_dict())
+        run(model.eval(), few, [Clean(), FGSM()], store=store)
+        known.append(set(store.cells()))
+    assert known[0] == known[1] != set()
+
+
+def test_narrow_formats_are_results_of_their_own(store: Store) -> None:
+    subject = engine.Subject(trained(), sample(), store)
+    plain = engine.Cell(subject, Clean(), Running(), 0, 8).key
+    with torch.autocast("cpu", torch.bfloat16):
+        assert engine.Cell(subject, Clean(), Running(), 0, 8).key != plain
+
+
+def test_probes_of_a_model_that_couples_by_itself_keep_to_the_chunk(store: Store) -> None:
+    model = copy.deepcopy(trained())
+    model.net[1] = nn.BatchNorm2d(8, track_running_stats=False)
+    subject = engine.Subject(model, sample(), store, chunk=16)
+    assert health(subject, Running(), 0).subject.chunk == 16
+    assert health(engine.Subject(trained(), sample(), store, chunk=16), Running(), 0).subject.chunk > 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reference.networks import Small, differing, images, small, state
 from trimtab import norm
@@ -134,3 +134,36 @@ def test_zero_shifts_fit_every_layer(model: Small) -> None:
             assert delta is not None
             assert (delta.shape, delta.dtype, delta.requires_grad) == ((4,), torch.float64, True)
             assert not delta.any()
+
+
+def test_observe_pools_what_a_layer_sees_in_several_calls() -> None:
+    """A layer that is called twice in a pass learns from both calls, and so does `recalibrate`."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3, momentum=None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.norm(x) * 10 + 50)
+
+    x = images(8, 3, 5, 5)
+    stock = Twice().double().train()
+    stock(x)
+    model = norm.recalibrate(norm.steer(Twice().double()), [x])
+    torch.testing.assert_close(model.norm.running_mean, stock.norm.running_mean)
+    with norm.observe(model) as seen:
+        model.norm(x[:4]), model.norm(x[4:])
+    torch.testing.assert_close(seen["norm"].var, x.var((0, 2, 3), correction=0))
+
+
+def test_a_rho_that_nothing_blends_by_is_refused(model: Small) -> None:
+    for knobs in ({"source": "batch", "rho": 0.3}, {"rho": 0.3}, {"source": "running", "rho": 0.5}):
+        with pytest.raises(BadInput, match='goes with source="blend"'), norm.use(model, **knobs):
+            pass
+    with (
+        norm.use(model, source="blend", rho=0.3),
+        norm.use(model, rho=0.5),
+        norm.use(model, source="batch", rho=1),
+    ):
+        pass

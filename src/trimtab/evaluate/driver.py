@@ -80,7 +80,8 @@ def run(
         limit=limit,
         seeds=(seed,) if isinstance(seed, int) else tuple(seed),
         states=tuple(states),
-        sizes={"batch_size": _positive("batch_size", batch_size), "chunk": _positive("chunk", chunk)},
+        chunk=_positive("chunk", chunk),
+        batch_size=_positive("batch_size", batch_size),
         keep_images=keep_images,
         examine=examine,
         insist=insist,
@@ -100,7 +101,8 @@ class _Plan:
     limit: int | None
     seeds: tuple[int, ...]
     states: tuple[NormState, ...]
-    sizes: dict[str, int]
+    chunk: int
+    batch_size: int
     keep_images: bool
     examine: bool
     insist: bool
@@ -170,7 +172,7 @@ def _carry_out(
     if len(images) == 0:
         raise BadInput("the data hold no image to evaluate on")
     n = len(images) if plan.limit is None else min(_positive("limit", plan.limit), len(images))
-    subject = Subject(model, images, plan.store, **plan.sizes, keep_images=plan.keep_images, fabric=fabric)
+    subject = Subject(model, images, plan.store, plan.chunk, plan.batch_size, plan.keep_images, fabric)
     benches = [_Bench(subject, plan, state, n) for state in plan.states]
     meter = _Meter(progress, [cell for bench in benches for cell in bench.cells])
     rows: list[Row] = []

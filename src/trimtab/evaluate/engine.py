@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws, keys
+from trimtab import adapt, draws, keys
 from trimtab.attacks import couples_batch
 from trimtab.data.sets import Batch, Images
 from trimtab.evaluate.conditions import IMAGES, Columns, Condition
@@ -50,12 +50,19 @@ class Subject:
     keep_images: bool = False
     """Whether to store adversarial images."""
     fabric: Fabric | None = None
+    identity: dict[str, str] = field(default_factory=dict)
+    """What tells model and data from others; taken before the first pass, of which a model may keep some."""
     fits: dict[str, int] = field(default_factory=dict, init=False)
     """The batch size that memory has been found to allow, where that is less."""
 
-    @cached_property
-    def identity(self) -> dict[str, str]:
-        return {"model": keys.weights(self.model), "data": self.data.digest}
+    def __post_init__(self) -> None:
+        if isinstance(self.model, adapt.Stream):
+            raise BadInput(
+                "a stream learns from what it is shown, so its accuracy depends on what came before; "
+                "evaluate its model, in the norm state PerBatch or Frozen"
+            )
+        if not self.identity:
+            self.identity.update(model=keys.weights(self.model), data=self.data.digest)
 
     @cached_property
     def couples(self) -> bool:
@@ -92,6 +99,7 @@ class Cell:
             "state": keys.describe(self.state),
             "seed": self.seed,
             "batch": self.subject.chunk if self.coupled else None,
+            **_autocast(),
         }
 
     @cached_property
@@ -200,6 +208,12 @@ def _lacks_images(cell: Cell, columns: Columns) -> bool:
 
 def _without_images(columns: Columns) -> Columns:
     return {name: values for name, values in columns.items() if name != IMAGES}
+
+
+def _autocast() -> dict[str, str]:
+    """The narrow format that a caller computes in, if any."""
+    on = [at for at in ("cpu", "cuda") if torch.is_autocast_enabled(at)]
+    return {"autocast": " ".join(f"{at} {torch.get_autocast_dtype(at)}" for at in on)} if on else {}
 
 
 def _first(cell: Cell, n: int) -> Tensor:

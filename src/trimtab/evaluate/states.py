@@ -65,8 +65,12 @@ class PerBatch(NormState):
     blend_of: str = "std"
     couples: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", float(self.rho))  # 1 and 1.0 are one state
+
     def lend(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
-        return guard(adapt.per_batch(model, self.rho, self.blend_of))
+        with _main(model):
+            return guard(adapt.per_batch(model, self.rho, self.blend_of))
 
     def __str__(self) -> str:
         return f"adapted per batch (rho {self.rho:g}{_of(self.blend_of)})"
@@ -81,6 +85,7 @@ class Frozen(NormState):
     blend_of: str = "std"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", float(self.rho))
         if self.images < 1:
             raise BadInput(f"statistics are frozen on at least one image, found {self.images}")
 
@@ -91,10 +96,16 @@ class Frozen(NormState):
                 f"statistics cannot be frozen on {self.images:,} images, for there are {len(shown):,}; "
                 f"take so many or fewer, such as frozen:{len(shown)}"
             )
-        return guard(adapt.frozen(model, shown, self.rho, self.blend_of))
+        with _main(model):
+            return guard(adapt.frozen(model, shown, self.rho, self.blend_of))
 
     def __str__(self) -> str:
         return f"frozen on the first {self.images} images (rho {self.rho:g}{_of(self.blend_of)})"
+
+
+def _main(model: nn.Module) -> AbstractContextManager[None]:
+    """The main branch, whatever the caller has in force."""
+    return norm.use(model, branch="main") if norm.layers(model) else nullcontext()
 
 
 def _of(blended: str) -> str:
@@ -107,6 +118,5 @@ def _on_branch(model: nn.Module, name: str) -> Iterator[nn.Module]:
     if name not in there:
         listed = "only main" if len(there) == 1 else ", ".join(there)
         raise BadInput(f"this model has no branch {name!r}; it has {listed}")
-    stock = name == "main" and not norm.layers(model)
-    with nullcontext() if stock else norm.use(model, branch=name), guard(model):
+    with _main(model) if name == "main" else norm.use(model, branch=name), guard(model):
         yield model

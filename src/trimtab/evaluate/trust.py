@@ -39,7 +39,7 @@ from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import Store
 from trimtab.measure.accuracy import Accuracy
 from trimtab.models import check_input
-from trimtab.types import Budget
+from trimtab.types import Budget, InputSpec
 
 CHANCE = 1e-3
 """How unlikely under equal odds a difference must be to count."""
@@ -78,7 +78,7 @@ def examine(
 def health(subject: Subject, state: NormState, seed: int, limit: int = PROBED) -> Cell:
     """The cell that tells whether the model is one function of the image, and of the right pixels."""
     spec = getattr(subject.model, "spec", None)
-    if spec is None or not any(spec.mean):
+    if not isinstance(spec, InputSpec) or not any(spec.mean):
         spec = subject.data.spec
     return _small(subject, Health(spec), state, seed, limit)
 
@@ -96,7 +96,7 @@ def probing(
 def _small(subject: Subject, condition: Health | Attacked, state: NormState, seed: int, limit: int) -> Cell:
     n = min(PROBED, limit, len(subject.data))
     # Where images influence each other, none of these batches is larger than those that are asked about.
-    chunk = min(PROBED, subject.chunk) if state.couples else PROBED
+    chunk = min(PROBED, subject.chunk) if state.couples or subject.couples else PROBED
     return Cell(replace(subject, chunk=chunk, keep_images=False), condition, state, seed, n)
 
 

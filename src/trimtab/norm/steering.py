@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.norm.layer import Steered
+from trimtab.norm.moments import pool
 from trimtab.norm.setting import MAIN, Moments, Route, Shift
 from trimtab.types import BadInput
 
@@ -86,6 +87,9 @@ def use(
         "estimator": estimator,
     }
     knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
+    sources = {layer.setting.source for layer in steered.values()} if source is _INHERIT else {source}
+    if rho not in (_INHERIT, None) and "blend" not in sources and not (sources == {"batch"} and rho == 1):
+        raise BadInput(f'rho={rho} blends batch and running statistics; it goes with source="blend"')
     if source is not _INHERIT and source != "blend":
         knobs |= {"rho": None}
     if branch is not _INHERIT:
@@ -102,17 +106,18 @@ def use(
 
 @contextmanager
 def observe(module: nn.Module) -> Iterator[dict[str, Moments]]:
-    """Collect, per layer, the moments of the whole batch in its latest pass.
+    """Collect, per layer, the moments of all that it normalises inside.
 
     >>> with observe(model) as seen: model(x)  # doctest: +SKIP
     >>> seen["layer1.0.bn1"].mean  # doctest: +SKIP
     """
     steered = steered_layers(module)
     seen: dict[str, Moments] = {}
-    settings = {
-        name: replace(layer.setting, observe=partial(seen.__setitem__, name))
-        for name, layer in steered.items()
-    }
+
+    def note(name: str, found: Moments) -> None:
+        seen[name] = pool([seen[name], found]) if name in seen else found
+
+    settings = {name: replace(layer.setting, observe=partial(note, name)) for name, layer in steered.items()}
     with _set(steered, settings):
         yield seen
 
