@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
+from trimtab.models import wrap
 from trimtab.types import BadInput
 
 
@@ -69,3 +70,11 @@ def test_a_model_is_scored_in_eval_mode_over_any_batches() -> None:
         batches = list(zip(x.split(size), y.split(size), strict=True))
         assert accuracy(model, batches) == Accuracy(by_hand, 50)
     assert model.training
+
+
+def test_bytes_are_refused_as_the_model_refuses_them_and_floats_made_as_wide_as_it_is() -> None:
+    model = wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double())
+    x, y = torch.randint(0, 256, (50, 3, 2, 2), dtype=torch.uint8), torch.zeros(50, dtype=torch.long)
+    with pytest.raises(BadInput, match="divide by 255"):
+        accuracy(model, [(x, y)])
+    assert accuracy(model, [(x.float() / 255, y)]).n == 50

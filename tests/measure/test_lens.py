@@ -115,6 +115,20 @@ def test_beta_and_loss_range_of_a_quadratic_loss_are_exact():
     assert found.gradient_change == pytest.approx(2e-6 * float((hessian @ g).norm()), rel=1e-4)
 
 
+def test_a_walk_that_leaves_all_bounds_is_not_a_number():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
+    found = measure.landscape(model, points().float(), torch.arange(10) % 2, etas=(1, 1e38, 1))
+    assert found.losses[2] != found.losses[2]
+    for value in (found.gradient_change, found.beta, *found.loss_range):
+        assert value != value
+
+
+def test_labels_of_any_whole_numbers_are_taken():
+    y = torch.arange(10) % 2
+    assert measure.landscape(Quadratic(), points(), y.int()) == measure.landscape(Quadratic(), points(), y)
+
+
 def test_the_landscape_leaves_the_model_alone():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)).double()
     before = copy.deepcopy(model.state_dict())
@@ -138,8 +152,7 @@ def test_the_landscape_of_a_batch_norm_of_its_own_kind_is_that_of_its_running_st
 
 def test_a_pure_wave_has_one_frequency():
     wave = torch.cos(2 * torch.pi * 5 * torch.arange(32) / 32).expand(2, 3, 32, 32)
-    found = measure.radial(wave)
-    assert int(found.argmax()) == 5
+    assert measure.spectrum(wave)[16].topk(2).indices.sort().values.tolist() == [16 - 5, 16 + 5]
     assert measure.high_share(wave) < 1e-9
     chequers = ((torch.arange(32)[:, None] + torch.arange(32)[None]) % 2).expand(2, 3, 32, 32) - 0.5
     assert measure.high_share(chequers) == pytest.approx(1.0)
@@ -168,6 +181,27 @@ def test_branch_statistics_are_those_in_the_state_dict(branched):
         assert row["deviation"] ** 2 == pytest.approx(float(held[f"{prefix}running_var"][row["channel"]]))
 
 
+def test_a_branch_that_shares_its_statistics_has_no_rows_of_its_own(branched):
+    norm.add_branch(branched, "gains", copy_of="adv", statistics=False)
+    assert {row["branch"] for row in measure.branch_statistics(branched)} == {"main", "adv"}
+
+
+def test_batches_are_compared_with_the_branch_in_force():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.BatchNorm2d(3)).double()
+    norm.add_branch(norm.steer(model)[1:], "adv")
+    for at in (1, 2):
+        model.state_dict()[f"{at}.branches.adv.running_mean"].fill_(7.0)
+
+    def means():
+        return [row["running mean"] for row in measure.batch_against_running(model, points())[::3]]
+
+    assert means() == [0.0, 0.0, 0.0]
+    with norm.use(model, branch="adv"):
+        assert means() == [0.0, 7.0, 7.0]  # the first layer never got the branch
+    with norm.use(model[2:], branch="adv"):
+        assert means() == [0.0, 0.0, 7.0]
+
+
 def test_batch_statistics_are_those_of_the_layers_input(branched):
     x = points(16, seed=9)
     z = branched[0](x).detach()
@@ -182,6 +216,13 @@ def test_without_a_radius_every_statistics_attack_leaves_the_accuracy(branched):
     clean = float((branched(x).argmax(1) == y).double().mean())
     assert {row["accuracy"] for row in rows if row["eps"] == 0} == {clean}
     assert {row["attack"] for row in rows} == set(measure.statistics.ATTACKS)
+
+
+def test_tolerance_tells_what_it_lacks(branched):
+    with pytest.raises(BadInput, match="at least one batch"):
+        measure.tolerance(branched, [])
+    with pytest.raises(BadInput, match="no statistics attack 'wind'; take one of sign step"):
+        measure.tolerance(branched, [(points(4), torch.arange(4) % 2)], attacks=["wind"])
 
 
 def test_the_callback_reports_usefulness_and_robustness_after_an_epoch(branched):

@@ -61,6 +61,29 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     assert torch.equal(again(x), model(x))
 
 
+def narrow_but_for_its_norms(model):
+    model.half()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.float()
+    return model
+
+
+WIDTHS = {"double": nn.Module.double, "bfloat16": nn.Module.bfloat16, "mixed": narrow_but_for_its_norms}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_model_comes_back_as_wide_as_it_was_saved(tmp_path, width):
+    model = WIDTHS[width](trained())
+    save(model, tmp_path)
+    again = load(f"file:{tmp_path}")
+    assert_same(model, again)
+    held, found = model.state_dict(), again.state_dict()
+    assert all(held[key].dtype == found[key].dtype for key in held)
+    x = torch.rand(2, 3, 32, 32).to(model.normalise.mean)
+    assert torch.equal(again(x), model(x))
+
+
 def test_a_loaded_model_saves_to_the_same_bytes(tmp_path):
     save(trained(), tmp_path / "a")
     save(load(f"file:{tmp_path}/a"), tmp_path / "b")
@@ -253,6 +276,13 @@ def test_stock_safetensors_and_the_old_torch_format_load_as_well(tmp_path):
     torch.save(model.net.state_dict(), tmp_path / "b.pth", _use_new_zipfile_serialization=False)
     for name in ("a.safetensors", "b.pth"):
         assert_same(load(f"file:{tmp_path}/{name}@net:resnet8,width=4"), model)
+
+
+def test_other_peoples_weights_take_the_width_of_the_network(tmp_path):
+    state = trained().net.half().state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    again = load(f"file:{tmp_path}/a.pt@net:resnet8,width=4")
+    assert {p.dtype for p in again.parameters()} == {torch.float32}
 
 
 def test_torchvisions_metadata_serve_a_checkpoint_of_its_architecture(tmp_path):

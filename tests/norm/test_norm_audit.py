@@ -6,10 +6,12 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from reference.networks import Small, differing, images, public, small, state
 from trimtab import norm
+from trimtab.types import BadInput
 
 
 @pytest.fixture(params=["stock", "steered"])
@@ -94,6 +96,26 @@ def test_the_audit_touches_nothing(model: Small) -> None:
     assert differing(before, state(model)) == []
     assert model.training
     assert not model.bn1._forward_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_model_that_keeps_a_tensor_of_a_pass_is_audited_on_data() -> None:
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(2, 3, 1)), nn.BatchNorm2d(3)).double()
+    x = images(8, 2, 4, 4)
+    seen = model[0](x).mean((0, 2, 3)).detach()
+    row = norm.audit(model, [x]).layers[0]
+    assert row.drift_mean == pytest.approx(float(seen.abs().mean()), rel=1e-4)  # from mean 0, deviation 1
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyBatchNorm2d, nn.LazyInstanceNorm2d])
+def test_a_lazy_layer_is_audited_once_it_knows_its_channels(lazy: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), lazy(affine=True))
+    x = images(4, 2, 4, 4, dtype=torch.float32)
+    for batches in (None, [x]):
+        with pytest.raises(BadInput, match="cannot audit 1 yet"):
+            norm.audit(model, batches)
+    model(x)
+    assert norm.audit(model, [x]).layers[0].channels == 3
 
 
 def test_trouble_in_a_branch_names_the_branch() -> None:

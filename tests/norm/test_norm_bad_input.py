@@ -112,6 +112,14 @@ MISTAKES: dict[str, tuple[Callable[[Small], Any], str]] = {
         lambda m: using_layer(nn.BatchNorm1d(3, track_running_stats=False), images(4, 3), update=True),
         "keeps no running statistics",
     ),
+    "an average over batches that nobody counts": (
+        lambda m: using_layer(uncounted(), images(4, 3), update="average"),
+        "counts no batches",
+    ),
+    "no momentum and nobody who counts": (
+        lambda m: using_layer(uncounted(momentum=None), images(4, 3), update=True),
+        "counts no batches",
+    ),
     "a plan for another model": (
         lambda m: norm.rebuild(nn.Sequential(nn.BatchNorm2d(4)), norm.plan(m)),
         "branch at 'bn1'",
@@ -121,6 +129,12 @@ MISTAKES: dict[str, tuple[Callable[[Small], Any], str]] = {
     "a kind for a bare layer": (lambda m: norm.swap(nn.BatchNorm2d(2), "gn"), "itself a batch-norm layer"),
     "instances without positions": (lambda m: norm.make("in", 4, dims=0), "needs features with positions"),
 }
+
+
+def uncounted(**options: Any) -> nn.Module:
+    layer = nn.BatchNorm1d(3, **options)
+    layer.num_batches_tracked = None
+    return layer
 
 
 def using_layer(layer: nn.Module, x: Tensor, **knobs: Any) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from reference.networks import differing, images, public, season, small, state
 from trimtab import norm
+from trimtab.types import BadInput
 
 
 def test_steering_twice_is_steering_once() -> None:
@@ -211,3 +212,13 @@ def test_made_layers_have_as_many_axes_as_asked() -> None:
     for dims, shape in ((1, (4, 6, 3)), (2, (4, 6, 3, 3)), (3, (4, 6, 2, 2, 2))):
         for kind in norm.KINDS:
             assert norm.make(kind, 6, dims)(images(*shape, dtype=torch.float32)).shape == shape
+
+
+@pytest.mark.parametrize("count", [6, 4])
+def test_instances_without_positions_are_refused_and_with_positions_normalised(count: int) -> None:
+    model = norm.swap(nn.Sequential(nn.BatchNorm1d(4).double()), "in")
+    with pytest.raises(BadInput, match="needs features with positions"):
+        model(images(count, 4))
+    x = images(count, 4, 7)
+    wanted = (x - x.mean(2, keepdim=True)) / (x.var(2, keepdim=True, correction=0) + 1e-5).sqrt()
+    assert torch.allclose(model(x), wanted)

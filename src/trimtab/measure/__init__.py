@@ -10,11 +10,11 @@ from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
 from trimtab.measure.gradients import as_picture, loss_gradients
 from trimtab.measure.landscape import Landscape, landscape
 from trimtab.measure.ligs import PROBES, Average, ligs, usefulness
-from trimtab.measure.spectra import high_share, radial, spectrum
+from trimtab.measure.spectra import high_share, spectrum
 from trimtab.measure.statistics import batch_against_running, branch_statistics, tolerance
 
 __all__ = [
     "PROBES", "Accuracy", "Average", "Landscape", "accuracy", "as_picture", "batch_against_running",
-    "branch_statistics", "clopper_pearson", "high_share", "landscape", "ligs", "loss_gradients", "radial",
+    "branch_statistics", "clopper_pearson", "high_share", "landscape", "ligs", "loss_gradients",
     "spectrum", "tolerance", "usefulness",
 ]  # fmt: skip

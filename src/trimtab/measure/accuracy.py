@@ -18,6 +18,7 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 from trimtab.attacks.guard import guard
+from trimtab.norm.state import images_for
 from trimtab.types import BadInput
 
 
@@ -76,7 +77,6 @@ def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, ...]]) -> Accurac
     total = Accuracy()
     with guard(model), torch.no_grad():
         for x, y, *_ in batches:
-            like = next(model.parameters(), x)
-            z = model(x.to(like.device, like.dtype))
+            z = model(images_for(model, x))
             total += Accuracy.of(z.argmax(1) == y.to(z.device))
     return total

@@ -34,7 +34,7 @@ class Landscape:
 
     @property
     def loss_range(self) -> tuple[float, float]:
-        return min(self.losses), max(self.losses)
+        return _ends(self.losses)
 
 
 def landscape(
@@ -50,7 +50,7 @@ def landscape(
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]
         loss, g = _slope(probe, parameters, x, y)
-        losses, change, beta = [loss], 0.0, 0.0
+        losses, changes, betas = [loss], [], []
         for eta in etas:
             with torch.no_grad():
                 for p, w, slope in zip(parameters, start, g, strict=True):
@@ -58,19 +58,26 @@ def landscape(
             loss, there = _slope(probe, parameters, x, y)
             moved = _norm([a - b for a, b in zip(there, g, strict=True)])
             losses.append(loss)
-            change, beta = max(change, moved), max(beta, moved / max(eta * _norm(g), 1e-300))
-    return Landscape(tuple(losses), change, beta)
+            changes.append(moved)
+            betas.append(moved / max(eta * _norm(g), 1e-300))
+    return Landscape(tuple(losses), _ends(changes)[1], _ends(betas)[1])
 
 
 def _slope(
     model: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor
 ) -> tuple[float, list[Tensor]]:
     with torch.enable_grad():
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x), y.long())
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return float(loss.detach()), [
         torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
     ]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest; NaN if there is one, which `min` and `max` may pass over."""
+    low, high = torch.tensor(values, dtype=torch.float64).aminmax()
+    return float(low), float(high)
 
 
 def _norm(tensors: list[Tensor]) -> float:

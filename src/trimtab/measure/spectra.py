@@ -15,17 +15,6 @@ def spectrum(x: Tensor) -> Tensor:
     return torch.fft.fftshift(amplitude)
 
 
-def radial(x: Tensor) -> Tensor:
-    """Mean amplitude by distance from frequency zero, in cycles per image: index r holds [r, r + 1)."""
-    found = spectrum(x)
-    height, width = found.shape
-    down = torch.arange(height) - height // 2
-    across = torch.arange(width) - width // 2
-    ring = (down[:, None] ** 2 + across[None] ** 2).double().sqrt().long().flatten()
-    total = torch.zeros(int(ring.max()) + 1, dtype=torch.float64).index_add_(0, ring, found.flatten().cpu())
-    return (total / torch.bincount(ring))[: min(height, width) // 2]
-
-
 def high_share(x: Tensor) -> float:
     """The share of the energy above half the highest frequency: near 0 for blur, large for noise."""
     energy = torch.fft.fftshift(torch.fft.fft2(x.double(), norm="ortho").abs().square().mean((0, 1)))

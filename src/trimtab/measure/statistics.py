@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
 from trimtab.attacks.guard import guard
+from trimtab.types import BadInput
 
 Row = dict[str, Any]
 StatisticsAttack = Callable[..., dict[str, norm.Shift]]
@@ -29,17 +30,19 @@ ATTACKS: dict[str, Callable[[float], StatisticsAttack]] = {
 
 def branch_statistics(model: nn.Module) -> list[Row]:
     """Running mean and deviation of every channel, a row for each branch that has its own."""
+    shared = {(row["layer"], row["name"]) for row in norm.plan(model) if row["statistics_of"]}
     return [
         {"layer": layer, "channel": c, "branch": branch, "mean": float(mean), "deviation": float(var) ** 0.5}
         for branch in norm.branches(model)
         for layer, held in norm.running(model, branch).items()
+        if (layer, branch) not in shared
         for c, (mean, var) in enumerate(zip(held.mean, held.var, strict=True))
     ]
 
 
 def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
-    """What one batch gives, in training's own way, beside what the running statistics say."""
-    held = norm.running(model)
+    """What one batch gives, in training's own way, beside the running statistics of the branch in force."""
+    held = _running(model)
     steering = norm.use(model, source="batch", update=False)
     with torch.no_grad(), guard(model, running=False), steering, norm.observe(model) as seen:
         model(x)
@@ -58,6 +61,13 @@ def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
     ]
 
 
+def _running(model: nn.Module) -> dict[str, norm.Moments]:
+    """Of each layer's own branch in force; a layer that never got it is on "main"."""
+    now = {name: layer.branch_now() for name, layer in norm.layers(model).items()}
+    of = {branch: norm.running(model, branch) for branch in set(now.values())}
+    return {name: of[now[name]].get(name, held) for name, held in norm.running(model).items()}
+
+
 def tolerance(
     model: nn.Module,
     batches: Iterable[Any],
@@ -73,7 +83,12 @@ def tolerance(
     same signs for every model with these layers (figure 2). With `source="batch"` statistics are those of
     each batch, in `groups`; eps = 0 is the control.
     """
+    unknown = [name for name in attacks if name not in ATTACKS]
+    if unknown:
+        raise BadInput(f"there is no statistics attack {unknown[0]!r}; take one of {', '.join(ATTACKS)}")
     images = [(batch[0], batch[1]) for batch in batches]
+    if not images:
+        raise BadInput("tolerance needs at least one batch of images, found none")
     first_x, first_y = images[0]
     rows = []
     for name in attacks:

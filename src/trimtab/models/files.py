@@ -288,13 +288,29 @@ def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
     return counts.pop() if only_count and len(counts) == 1 and state.keys() == wanted.keys() else None
 
 
-def fill(net: nn.Module, state: State, where: str) -> None:
-    """Load `state` into `net`, or say in one sentence why it does not fit."""
+def fill(net: nn.Module, state: State, where: str, exact: bool = False) -> None:
+    """Load `state` into `net`, or say in one sentence why it does not fit.
+
+    Weights take the width of the network, as in torch; if `exact`, it is the other way round.
+    """
     require_fit(net, state, where)
+    if exact:
+        _widen(net, state)
     try:
         net.load_state_dict(state)
     except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be copied into a network
         raise BadInput(f"{where} holds tensors of a kind that no network has") from None
+
+
+def _widen(net: nn.Module, state: State) -> None:
+    """Make each tensor as wide as in `state`, and those that a state dict leaves out as the first of them."""
+    widths = {key: state[key].dtype for key in net.state_dict() if state[key].is_floating_point()}
+    for first in [*widths.values()][:1]:
+        net.to(first)
+    held = net.state_dict(keep_vars=True)
+    for key, width in widths.items():
+        if held[key].is_floating_point():
+            held[key].data = held[key].data.to(width)
 
 
 def require_fit(net: nn.Module, state: State, where: str, but_classes: bool = False) -> None:

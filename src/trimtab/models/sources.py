@@ -171,7 +171,7 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
     files.require_fit(model.net, state, str(path), but_classes=found is not None)
     if plan.scheme == "net" or (found is not None and plan.scheme != "py"):
         model = built(classes if found is None else found)
-    files.fill(model.net, state, str(path))
+    files.fill(model.net, state, str(path), exact=described is not None)
 
     assert model.origin is not None
     if described is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.copies import duplicate
 from trimtab.norm.layer import Steered
 from trimtab.norm.moments import moments, pool
 from trimtab.norm.setting import MAIN, Moments
 from trimtab.norm.state import images_for
 from trimtab.norm.surgery import is_batch_norm
+from trimtab.types import BadInput
 
 DEAD_VARIANCE = 1e-10
 """A channel whose running variance is below this is constant: nothing passes through it."""
@@ -76,6 +77,11 @@ def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
     With `batches` (image tensors, or tuples that start with one) each layer's running statistics are
     compared with those that the data give.
     """
+    for name, module in model.named_modules():
+        lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
+        if lazy and (batches is not None or _kind(module)):
+            what = name or "the model itself"
+            raise BadInput(f"cannot audit {what} yet: it is lazy; run one batch through the model first")
     drift = {} if batches is None else _moments_on(model, batches)
     rows = []
     for name, module in model.named_modules():
@@ -191,7 +197,7 @@ def _channels(layer: Any) -> int:
 @torch.no_grad()
 def _moments_on(model: nn.Module, batches: Iterable[Any]) -> dict[str, Moments]:
     """The moments of what each batch-norm layer receives, the network as it is in eval mode."""
-    probe = copy.deepcopy(model).eval()
+    probe = duplicate(model).eval()
     seen: dict[str, list[Moments]] = {}
 
     def watch(name: str) -> Any:

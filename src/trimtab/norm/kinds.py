@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from trimtab.norm.layer import Steered, after
 from trimtab.norm.surgery import is_batch_norm
 from trimtab.types import BadInput
 
 KINDS = ("bn", "gn", "in", "ln", "none")
+
+
+class InstanceNorm1d(nn.InstanceNorm1d):
+    """For (N, C, L) alone: the stock layer reads a batch (N, C) as one image (C, L)."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 3:
+            raise BadInput(
+                f"instance normalisation needs features with positions (N, C, L), found shape "
+                f"{tuple(input.shape)}; take gn or ln"
+            )
 
 
 def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
@@ -25,7 +36,7 @@ def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
     if kind == "in":
         if dims == 0:
             raise BadInput("instance normalisation needs features with positions, found a layer on (N, C)")
-        return (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 1](channels, affine=True)
+        return (InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 1](channels, affine=True)
     if kind == "ln":
         return nn.GroupNorm(1, channels)
     if kind == "none":

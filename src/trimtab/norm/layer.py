@@ -302,6 +302,8 @@ def _learn(layer: Steered, holder: Holder, batch: Moments, update: bool | float 
         holder.num_batches_tracked.add_(1)
     momentum: Any = layer.momentum if update is True else update
     if momentum is None or momentum == "average":
+        if holder.num_batches_tracked is None:
+            raise BadInput("this layer counts no batches, so it cannot average over them: give a momentum")
         momentum = 1.0 / holder.num_batches_tracked.to(holder.running_mean.dtype)
     unbiased = batch.var * (batch.n / max(batch.n - 1, 1))
     holder.running_mean.lerp_(batch.mean.to(holder.running_mean.dtype), momentum)

@@ -88,7 +88,8 @@ def use(
     }
     knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
     sources = {layer.setting.source for layer in steered.values()} if source is _INHERIT else {source}
-    if rho not in (_INHERIT, None) and "blend" not in sources and not (sources == {"batch"} and rho == 1):
+    alike = (sources == {"batch"} and rho == 1) or (sources == {"running"} and rho == 0)
+    if rho not in (_INHERIT, None) and "blend" not in sources and not alike:
         raise BadInput(f'rho={rho} blends batch and running statistics; it goes with source="blend"')
     if source is not _INHERIT and source != "blend":
         knobs |= {"rho": None}
