@@ -163,6 +163,67 @@ def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):
     assert found["sigma 0.25"]["statistics"] == "as stored in the model"
 
 
+def test_statistics_from_the_images_that_are_evaluated_are_called_so(capsys, saved):
+    data.save(data.load("sample").subset(slice(0, 24)), "few.safetensors")  # the same for every split
+    few = ("--data", "file:few.safetensors", "--limit", "2")
+    found = as_json(capsys, "certify", saved, *few, "--n", "20", "--n0", "10", "--adapt", "16")
+    assert found["sigma 0.25"]["statistics"].startswith("frozen on 16 noisy evaluated images")
+    assert say(capsys, "adapt", saved, *few, "--sigma", "0", "--save", "frozen")[0] == 0
+    assert trimtab.load("file:frozen").provenance.startswith("frozen on 24 noisy evaluated images")
+
+
+def test_every_sigma_is_told_with_statistics_of_its_own(capsys, saved):
+    words = ("--limit", "2", "--n", "20", "--n0", "10", "--adapt", "16", "--sigma", "0.1", "0.5")
+    told = " ".join(say(capsys, "certify", saved, *words)[1].split())
+    assert all(f"16 noisy training images (sigma {sigma})" in told for sigma in (0.1, 0.5))
+
+
+def test_cards_of_certify_and_adapt_say_by_which_command_they_were_made(capsys, saved, monkeypatch):
+    certify = ("certify", saved, "--limit", "2", "--n", "20", "--n0", "10")
+    for words in (certify, ("adapt", saved, "--limit", "2")):
+        monkeypatch.setattr(sys, "argv", ["trimtab", *words])
+        assert say(capsys, *words)[0] == 0
+        assert as_json(capsys, "runs")[-1]["provenance"]["command"] == " ".join(["trimtab", *words])
+
+
+def test_batches_are_called_by_the_images_they_hold(capsys, saved):
+    words = ("adapt", saved, "--limit", "24", "--sigma", "0", "--batch-size", "16", "64", "256")
+    assert set(as_json(capsys, *words)) == {"16", "24"}
+    assert "256" not in say(capsys, *words)[1]
+
+
+def test_corruption_errors_are_divided_by_those_of_a_run_on_the_same_images(capsys, saved):
+    words = ("evaluate", saved, "--suite", "corruptions", "--limit")
+    assert say(capsys, *words, "8")[0] == 0
+    (run,) = as_json(capsys, "runs")
+    found = as_json(capsys, *words, "8", "--baseline", run["id"])
+    assert found["mce"]["running"] == pytest.approx(1.0)
+    assert found["rows"] == run["rows"]
+    code, _, err = say(capsys, *words, "4", "--baseline", run["id"])
+    assert code == 2
+    assert "other images (8 of sample, here 4 of sample)" in err
+
+
+def test_json_has_null_where_a_number_is_not_known(capsys):
+    def refuse(word):
+        raise AssertionError(word)
+
+    code, out, _ = say(capsys, "reproduce", "--list", "--scale", "paper", "--json")
+    assert code == 0
+    assert None in [claim["minutes"] for claim in json.loads(out, parse_constant=refuse)]
+
+
+def test_a_set_that_was_not_checked_is_not_called_right(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "fetch", lambda name, *_: tmp_path / name)
+    (tmp_path / "cifar-100-binary.tar.gz").touch()
+    assert "hash is right" in say(capsys, "data", "fetch", "cifar100")[1]
+    assert "hash is right" in say(capsys, "data", "fetch", "cifar100", "--source", str(tmp_path))[1]
+    assert "not checked" in say(capsys, "data", "fetch", "cifar100", "--source", "mine.tar.gz")[1]
+    assert "hash is right" in say(capsys, "data", "fetch", "cifar10", "--source", "mine.tar.gz")[1]
+    monkeypatch.setattr(data, "available", lambda root: {"cifar100": True})
+    assert "it was there before" in " ".join(say(capsys, "data", "fetch", "cifar100")[1].split())
+
+
 def test_advbn_images_hurt_more_than_their_reconstructions():
     found = {}
     for kind in ("AdvBN", "reconstructed"):

@@ -9,6 +9,7 @@ import torch
 
 import trimtab
 from trimtab.cli import main
+from trimtab.cli.words import understood
 from trimtab.evaluate import suites, trust
 
 SAMPLE = "zoo:sample-standard"
@@ -47,7 +48,24 @@ REFUSED = {
     "no model": (("evaluate",), ("MODEL", "evaluate --help")),
     "no value": (("evaluate", SAMPLE, "--limit"), ("--limit", "evaluate --help")),
     "too many words": (("evaluate", SAMPLE, "another"), ("another", "evaluate --help")),
-    "no states": (("evaluate", SAMPLE, "--states"), ("at least one norm state",)),
+    "no states": (("evaluate", SAMPLE, "--states"), ("--states", "at least one", "evaluate --help")),
+    "no sigma": (("certify", SAMPLE, "--sigma"), ("--sigma", "at least one")),
+    "no rho": (("adapt", SAMPLE, "--rho", "--save", "fz"), ("--rho", "at least one")),
+    "no batch size": (("adapt", SAMPLE, "--batch-size"), ("--batch-size", "at least one")),
+    "half a severity": (("adapt", SAMPLE, "--corruption", "fog:2.7"), ("whole number", "'2.7'")),
+    "half an image": (("evaluate", SAMPLE, "--states", "frozen:1.9"), ("whole number", "'1.9'")),
+    "images to adapt on, but how many": (
+        ("certify", SAMPLE, "--adapt-on", "test"),
+        ("--adapt-on goes with --adapt",),
+    ),
+    "a decoder of no image": (
+        ("construct", "AdvBN", SAMPLE, "--decoder", "0", "1"),
+        ("--decoder", "found 0 and 1"),
+    ),
+    "a decoder that is not trained": (
+        ("construct", "AdvBN", SAMPLE, "--decoder", "64", "-1"),
+        ("--decoder", "found 64 and -1"),
+    ),
     "no such branch": (("evaluate", SAMPLE, "--states", "branch:adv"), ("no branch 'adv'", "only main")),
     "no such branch of several": (
         ("evaluate", "zoo:sample-mixture", "--states", "branch:foo"),
@@ -66,6 +84,10 @@ REFUSED = {
     "a misspelt source": (("audit", "zo:sample-aparte"), ("such as zoo:sample-apart",)),
     "a name of ours": (("audit", "resnet18_cifr"), ("such as net:resnet18_cifar",)),
     "a baseline for nothing": (("evaluate", SAMPLE, "--baseline", "foo"), ("--baseline", "corruptions")),
+    "a baseline that is nowhere": (
+        ("evaluate", SAMPLE, "--suite", "corruptions", "--baseline", "alexnet"),
+        ("'alexnet'", "`runs`"),
+    ),
     "no processes": (("evaluate", SAMPLE, "--processes", "0"), ("processes", "found 0")),
     "negative processes": (("evaluate", SAMPLE, "--processes", "-2"), ("processes", "found -2")),
     "no such devices": (("train", "smoke", "--devices", "foo", "--plan"), ("'foo'",)),
@@ -92,6 +114,16 @@ def test_numbers_before_the_model_are_no_mistake(capsys):
     assert say(capsys, "audit", "--limit", "8", SAMPLE)[0] == 0
     code, _, err = say(capsys, "construct", "--decoder", "5", "1", "D_X", SAMPLE)
     assert (code, "'D_X'" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [(("certify", "--alpha", "1/1000"), "alpha", 0.001), (("lens", "--eps", "0", "1/10"), "eps", (0.0, 0.1))],
+)
+def test_fractions_are_numbers(words, name, value):
+    command, *options = words
+    found = understood(main.__globals__["Command"], [command, SAMPLE, *options], "")
+    assert getattr(found, name) == value
 
 
 def test_version_is_told(capsys):

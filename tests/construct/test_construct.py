@@ -194,6 +194,37 @@ def test_advbn_images_hurt_more_than_their_reconstructions(model, images):
     torch.testing.assert_close(plain[:32], painted)
 
 
+def test_a_decoder_is_trained_once_and_the_set_goes_on_with_it(model, images, tmp_path, monkeypatch):
+    trained = []
+
+    def train(auto, images, epochs, seed, progress):
+        trained.append(seed)
+        return train_decoder(auto, images, epochs, seed=seed)
+
+    monkeypatch.setitem(construct.painter.__globals__, "train_decoder", train)
+    first = construct.painter(model, "net.layer1", images, tmp_path, epochs=1)
+    again = construct.painter(model, "net.layer1", images, tmp_path, epochs=1)
+    assert trained == [0]
+    x = images.take(torch.arange(2)).x
+    assert torch.equal(*(auto.decode(auto.encode(x), (16, 16)) for auto in (first, again)))
+    construct.painter(model, "net.layer1", images, tmp_path, epochs=1, seed=5)
+    construct.painter(model, "net.layer1", images.subset(slice(0, 20)), tmp_path, epochs=1)
+    assert trained == [0, 5, 0]
+
+    few = images.subset(slice(0, 8))
+    out = construct.build(AdvBNImages(first, steps=1), model, few, tmp_path / "set")
+    with torch.no_grad():
+        next(again.decoder.parameters()).mul_(1 + 1e-6)  # as other threads would have trained it
+    assert construct.build(AdvBNImages(again, steps=1), model, few, tmp_path / "set") == out
+
+
+def test_a_decoder_learns_from_fewer_images_than_a_batch(model, images):
+    auto = Autoencoder.of(model, "net.layer1")
+    assert train_decoder(auto, images.subset(slice(0, 8)), epochs=1) > 0
+    with pytest.raises(BadInput, match="found -1"):
+        train_decoder(auto, images, epochs=-1)
+
+
 def test_bad_input_is_told():
     with pytest.raises(BadInput, match="no construction"):
         construct.construction("D_X")

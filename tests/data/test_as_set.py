@@ -85,6 +85,8 @@ class Stream(IterableDataset):
         [(PIXELS[:20], LABELS[:20]), (PIXELS[20:], LABELS[20:])],
         (PIXELS, LABELS),
         (PIXELS.numpy(), LABELS.numpy()),
+        (PIXELS, LABELS[:, None]),
+        (PIXELS, LABELS.double()),
     ],
 )
 def test_streams_lists_and_arrays_are_held_in_memory(source: object) -> None:
@@ -103,6 +105,10 @@ def test_streams_lists_and_arrays_are_held_in_memory(source: object) -> None:
         ),
         (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255"),
         (TensorDataset(PIXELS), "batches of .images, labels. as tensors"),
+        ((PIXELS[:3], torch.tensor([0.0, 1.5, -0.4])), r"whole numbers, found 1\.5"),
+        (TensorDataset(PIXELS, LABELS / 4), "whole numbers"),
+        (TensorDataset(PIXELS, torch.rand(23, 2)), r"one label per image, found \(7, 2\) for 7"),
+        ((PIXELS, LABELS[:5]), r"one label per image, found \(5,\) for 23"),
         ([], "at least one image"),
         (7, "a int is no image set"),
     ],

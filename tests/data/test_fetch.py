@@ -233,6 +233,17 @@ def test_data_with_another_digest_is_not_placed(
     assert read(tmp_path / "same" / "cifar10" / "test.safetensors").digest == digests["test"]
 
 
+def test_a_file_at_hand_that_is_named_like_the_published_one_must_be_it(
+    published_here: Server, tmp_path: Path
+) -> None:
+    given = SmallCifar(seed=1).binary(tmp_path / "cifar-10-binary.tar.gz")
+    for source in (given, tmp_path):
+        with pytest.raises(BadInput, match="not the published cifar-10-binary"):
+            fetching.fetch("cifar10", tmp_path / "root", source=source)
+    given.write_bytes(published_here.content)
+    assert len(read(fetching.fetch("cifar10", tmp_path / "root", source=given) / "test.safetensors")) == 4
+
+
 def test_a_damaged_placed_file_is_replaced(published_here: Server, tmp_path: Path) -> None:
     home = fetching.fetch("cifar10", tmp_path)
     (home / "test.safetensors").write_bytes((home / "test.safetensors").read_bytes()[:-5])

@@ -125,6 +125,21 @@ def test_transparent_images_are_refused(tmp_path: Path) -> None:
         load(f"folder:{fill(tmp_path, mode='RGBA')}")
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_eight_bits_are_refused(tmp_path: Path, dtype: type) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(np.arange(48, dtype=dtype).reshape(6, 8) * 900).save(tmp_path / "cat" / "a.tiff")
+    for name in (f"folder:{tmp_path}", f"folder:{tmp_path}@4"):
+        with pytest.raises(BadInput, match="to 8 bits") as told:
+            load(name)
+        assert "@SIZE" not in str(told.value)
+
+
+def test_the_folder_we_are_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fill(tmp_path / "pets"))
+    assert load("folder:.@4").name == "pets"
+
+
 def test_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no class folders"):
         load(f"folder:{tmp_path}")

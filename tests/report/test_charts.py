@@ -41,6 +41,17 @@ def test_certified_shares_and_several_rho_are_drawn() -> None:
     assert any(title.startswith("How much of the batch's statistics") for title in found)
 
 
+def test_extra_corruptions_do_not_move_the_mean_of_disturbed_images() -> None:
+    rows = [
+        row("corruption", f"{name}, severity 3", f"adapted per batch (rho {rho})", correct)
+        for name, correct in (("fog", 500), ("spatter", 0))
+        for rho in (0.5, 1)
+    ]
+    (curve,) = (one.to_dict() for one in charts([of(*rows)], {}) if "How much of the" in str(one.to_dict()))
+    points = next(iter(curve["datasets"].values())) if "datasets" in curve else curve["data"]["values"]
+    assert {point["value"] for point in points} == {50.0}
+
+
 def test_corruptions_of_several_models_are_drawn_model_by_model() -> None:
     found = titles([card("a"), card("b")])
     assert [title for title in found if "corruption" in title] == [

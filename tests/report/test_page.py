@@ -112,6 +112,19 @@ def test_the_page_carries_its_cards_as_data(tmp_path: Path) -> None:
     assert json.loads(held[1]) == [json.loads(named.json())]
 
 
+def test_checks_that_were_not_made_are_not_listed(tmp_path: Path) -> None:
+    rows = tuple(r for r in card().rows if r.kind == "clean")
+    text, _ = written(page([replace(card(), rows=rows, flags=())], tmp_path / "page.html"))
+    listed = text.split("Checked were: ")[1].split(".")[0].split(", ")
+    assert "samples" in listed
+    assert "black box" not in listed
+
+
+def test_a_card_without_a_command_is_shown(tmp_path: Path) -> None:
+    text, _ = written(page([replace(card(), provenance={})], tmp_path / "page.html"))
+    assert "No command was recorded" in text
+
+
 def test_a_title_of_ones_own_is_taken(tmp_path: Path) -> None:
     _, seen = written(page([card()], tmp_path / "page.html", title="A <b>bold</b> title"))
     assert seen.words["title"].startswith("A <b>bold</b> title")

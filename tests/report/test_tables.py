@@ -7,7 +7,7 @@ import pytest
 from report_cards import FROZEN, PER_BATCH, card, row
 from scipy.stats import binom
 
-from trimtab.evaluate import Card
+from trimtab.evaluate import Card, Row
 from trimtab.measure.accuracy import clopper_pearson
 from trimtab.report import tables
 from trimtab.report.tables import Estimate
@@ -46,6 +46,29 @@ def test_many_corruptions_are_shown_as_their_mean_and_the_worst() -> None:
     drawn = tables.scorecard(replace(card(), rows=rows))
     assert [cells[0] for cells in drawn.rows] == ["mean of 7 corruptions", "worst of them"]
     assert [cells[1][:6] for cells in drawn.rows] == ["40.0 %", "10.0 %"]
+
+
+def corrupted(*names: str, correct: int = 500, state: str = "running") -> tuple[Row, ...]:
+    return tuple(row("corruption", f"{name}, severity 3", state, correct) for name in names)
+
+
+def test_means_that_are_compared_are_over_the_same_corruptions() -> None:
+    shared = [f"kind {i}" for i in range(8)]
+    one = replace(card("a"), rows=corrupted(*shared) + corrupted("easy", correct=1000))
+    other = replace(card("b"), rows=corrupted(*shared, correct=400))
+    none = replace(card("c"), rows=(row("clean", "clean", "running", 900),))
+    drawn = {line.name: line.cells for line in tables.comparison([one, other, none]).lines}
+    assert [c and c.value for c in drawn["mean of 8 corruptions that all faced"]] == [0.5, 0.4, None]
+    few = replace(one, rows=corrupted("kind 0", "easy"))
+    assert [line.name for line in tables.comparison([few, other]).lines] == ["kind 0, severity 3"]
+
+
+def test_extra_corruptions_are_part_of_no_mean() -> None:
+    rows = corrupted(*(f"kind {i}" for i in range(7))) + corrupted("speckle noise", "saturate", correct=0)
+    drawn = tables.short(tables.grid(replace(card(), rows=rows)))
+    found = {line.name: line.cells[0] for line in drawn.lines}
+    assert list(found) == ["mean of 7 corruptions", "worst of them"]
+    assert found["mean of 7 corruptions"] == found["worst of them"]
 
 
 def test_models_of_one_name_are_told_apart() -> None:

@@ -12,7 +12,7 @@ import trimtab
 from trimtab.evaluate import Branch, Card, Flag, Frozen, NormState, PerBatch, trust
 from trimtab.models import build
 from trimtab.report import advice, verdict
-from trimtab.report.words import FLAGS
+from trimtab.report.words import FLAGS, checked
 
 
 def test_the_verdict_names_clean_accuracy_strongest_attack_harshest_disturbance_and_trust() -> None:
@@ -50,6 +50,28 @@ def test_a_model_is_ahead_only_beyond_the_interval() -> None:
     assert "no flag" in third
 
 
+def test_no_model_is_ahead_on_other_images() -> None:
+    def scored(model: str, clean: int, data: str) -> Card:
+        return replace(
+            card(model), rows=(row("clean", "clean", "running", clean),), provenance={"data": data}
+        )
+
+    first, *_ = verdict([scored("a", 900, "d1"), scored("b", 500, "d2")])
+    assert "a has 90.0 % and b 50.0 %, but on different images" in first
+    assert "is ahead" not in first
+
+
+def test_only_what_was_checked_is_listed() -> None:
+    rows = (row("clean", "clean", "running", 900),)
+    bare = replace(card(), rows=rows, provenance={})
+    attacked = replace(bare, rows=(*rows, row("attack", PGD, "running", 100)))
+    quick = replace(attacked, provenance={"examined": False})
+    assert set(checked([attacked])) == set(FLAGS)
+    for cards in ([bare], [attacked, bare], [quick]):
+        assert "samples" in checked(cards)
+        assert not {"weak attack", "black box", "curve"} & set(checked(cards))
+
+
 def test_every_flag_that_the_trust_card_can_raise_is_explained() -> None:
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(trust))) if isinstance(node, ast.Call)]
     raised = {
@@ -69,6 +91,16 @@ def test_advice_gives_the_mean_gain_over_what_both_states_measured_and_its_price
     assert found.gain.startswith("+20.0 points")  # (70 - 60 + 70 - 40) / 2
     assert found.price.startswith("−5.0 points")
     assert found.size == pytest.approx(0.2)
+
+
+def test_extra_corruptions_do_not_count_as_a_gain() -> None:
+    rows = [
+        row("corruption", f"{name}, severity 3", state, correct)
+        for name, gain in (("fog", 100), ("spatter", 500))
+        for state, correct in (("running", 400), (PER_BATCH, 400 + gain))
+    ]
+    (found,) = advice(replace(card(), rows=tuple(rows)))
+    assert found.size == pytest.approx(0.1)
 
 
 def test_no_other_state_no_advice() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, speaks
+from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, first, origin, speaks, whole
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -62,18 +62,20 @@ class Adapt:
         shown = [conditions.Noise(s) if number(s) else conditions.Clean() for s in self.sigma]
         shown += [_corrupted(text) for text in self.corruption]
         cards = {}
-        for size in self.batch_size:
+        n = len(first(images, self.limit))
+        for size in dict.fromkeys(min(size, n) for size in self.batch_size):  # no batch holds more
             adapted = [states.PerBatch(number(rho), self.blend_of) for rho in self.rho]
             cards[size] = run_with_progress(
                 evaluate, model, images, suite=shown, store=self.store, limit=self.limit, seed=self.seed,
                 states=[states.Running(), *adapted], batch_size=size, chunk=size, name=self.model,
             )  # fmt: skip
         if self.save is not None and speaks():
-            batch = next(iter(data.load(self.data, "train").batches(self.save_images)))
+            known = data.load(self.data, "train")
+            batch = next(iter(known.batches(self.save_images)))
             trimtab.save(
                 adapt.frozen_under_noise(
                     model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
-                    self.blend_of, "training images",
+                    self.blend_of, origin(known, images),
                 ),
                 self.save,
             )  # fmt: skip
@@ -113,7 +115,6 @@ def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
 
 def _corrupted(text: str):  # type: ignore[no-untyped-def]  # the type is imported when the command runs
     from trimtab.evaluate.conditions import Corrupted
-    from trimtab.types import number
 
     name, _, severity = text.partition(":")
-    return Corrupted(name, int(number(severity or 3)))
+    return Corrupted(name, whole(severity or "3", "the severity of --corruption"))

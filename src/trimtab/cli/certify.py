@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.cli.options import Json, Model, Seed, Split
+from trimtab.cli.options import Json, Model, Number, Seed, Split, Text, origin
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Certify:
     """Draws that guess the class."""
     n: int = 10_000
     """Draws that certify it; radii end at 3.2 sigma for 10,000 and at 3.8 sigma for 100,000."""
-    alpha: float = 0.001
+    alpha: Number = 0.001
     """The chance that a certificate is wrong."""
     adapt: int = 0
     """Freeze the statistics on so many noisy images first; 0 leaves them as they are."""
-    adapt_on: str = "train"
-    """Which images: train (sound), or test as in the paper (labelled so)."""
+    adapt_on: Text = None
+    """Which images: train (sound, and taken if not given), or test as in the paper (labelled so)."""
     seed: Seed = 0
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
@@ -50,6 +50,8 @@ class Certify:
 
         if self.adapt < 0:
             raise BadInput(f"--adapt takes the number of images to adapt to, 0 for none; found {self.adapt}")
+        if self.adapt_on is not None and not self.adapt:
+            raise BadInput("--adapt-on goes with --adapt, the number of images to adapt to")
         images = data.load(self.data, self.split)
         found: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -58,7 +60,7 @@ class Certify:
             model = trimtab.load(self.model)
             statistics = "the model's own"
             if self.adapt:
-                model, statistics = self._frozen(model, sigma)
+                model, statistics = self._frozen(model, images, sigma)
             condition = Certified(sigma, self.n0, self.n, self.alpha)
             card = run_with_progress(
                 evaluate, model, images, suite=[condition], store=self.store, limit=self.limit,
@@ -84,16 +86,18 @@ class Certify:
         draws = f"{self.n:,} draws, alpha {self.alpha:g}"
         title = f"{self.model} on {images.name}, {n} images: certified accuracy by l2 radius, {draws}"
         if self.adapt:
-            title += f"; statistics {statistics}"
+            title += f"; statistics {', '.join(dict.fromkeys(sources.values()))}"
         columns = ["", "r = 0  [95 %]", *(name.replace("radius", "r =") for name in names)]
         show.table(title, columns, rows, right=range(1, 20))
         show.doubts(flags)
         return 0
 
-    def _frozen(self, model: Any, sigma: float) -> tuple[Any, str]:
+    def _frozen(self, model: Any, images: Any, sigma: float) -> tuple[Any, str]:
         from trimtab import adapt, data
 
-        batch = next(iter(data.load(self.data, self.adapt_on).batches(self.adapt)))
-        what = f"{'training' if self.adapt_on == 'train' else self.adapt_on} images"
+        split = self.adapt_on or "train"
+        known = data.load(self.data, split)
+        batch = next(iter(known.batches(self.adapt)))
+        what = origin(known, images, split)
         frozen = adapt.frozen_under_noise(model, batch.x, sigma, self.seed, batch.ids, what=what)
         return frozen, str(frozen.provenance)

@@ -36,7 +36,7 @@ class Construct:
     cut: str = "layer1"
     """AdvBN: the module of the model behind which the encoder ends."""
     decoder: tuple[int, int] = (5000, 6)
-    """AdvBN: training images and epochs of the decoder."""
+    """AdvBN: training images and epochs of the decoder, which is kept beside the set for the next one."""
     out: Place = None
     """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
@@ -57,7 +57,7 @@ class Construct:
                 method,
                 model,
                 images,
-                self.out or Path(f"{self.kind}.npz"),
+                self._out,
                 self.seed,
                 about,
                 lambda d, n: tell(d, n, ""),
@@ -67,6 +67,10 @@ class Construct:
         else:
             show.out.print(f"{len(images)} images are in {out}; use them as --data npz:{out}", markup=False)
         return 0
+
+    @property
+    def _out(self) -> Path:
+        return self.out or Path(f"{self.kind}.npz")
 
     def _check(self) -> None:
         from trimtab import construct
@@ -78,6 +82,11 @@ class Construct:
         if self.steps is not None and self.steps < 1:
             raise BadInput(
                 f"--steps must be 1 or more, found {self.steps}; without a step images stay as they are"
+            )
+        if min(self.decoder) < 1:
+            raise BadInput(
+                f"--decoder takes training images and epochs, 1 or more of each; found {self.decoder[0]} and "
+                f"{self.decoder[1]}"
             )
         source, _, path = self.data.partition(":")
         elsewhere = source == "npz" and not Path(path).exists()  # which loading will tell
@@ -94,9 +103,10 @@ class Construct:
         steps = {} if self.steps is None else {"steps": self.steps}
         if self.kind not in PAINTED:
             return construct.construction(self.kind, **steps)
-        auto = construct.Autoencoder.of(model, self.cut, self.seed)
         count, epochs = self.decoder
-        with show.progress("training the decoder") as tell:
+        with show.progress("training the decoder", "epochs") as tell:
             known = first(data.load(self.data, "train"), count)
-            construct.train_decoder(auto, known, epochs, progress=lambda d, n: tell(d, n, ""))
-        return construct.AdvBNImages(auto.eval(), identical=self.kind == "reconstructed", **steps)
+            auto = construct.painter(
+                model, self.cut, known, self._out.parent, epochs, self.seed, lambda d, n: tell(d, n, "")
+            )
+        return construct.AdvBNImages(auto, identical=self.kind == "reconstructed", **steps)

@@ -25,15 +25,21 @@ class Fetch:
     def run(self) -> int:
         from trimtab import data
         from trimtab.cli import show
+        from trimtab.data.fetch import checked
 
+        before = data.available(self.root).get(self.name, False)
         with show.progress(f"fetching {self.name}", unit="") as tell:
             home = data.fetch(
                 self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
             )
+        right = checked(self.name, self.source, before)
         if self.json:
-            show.as_json({"name": self.name, "folder": str(home)})
+            show.as_json({"name": self.name, "folder": str(home), "checked": right})
+        elif right:
+            show.out.print(f"{self.name} is in {home}, and its hash is right.", markup=False)
         else:
-            show.out.print(f"{self.name} is in {home}, and its hash is right.")
+            why = "it was there before" if before else f"{self.source} is not named like the published file"
+            show.out.print(f"{self.name} is in {home}; its hash was not checked: {why}.", markup=False)
         return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, Strict, Text, speaks
+from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, Strict, Text, first, speaks, whole
 
 if TYPE_CHECKING:
+    from trimtab.data import Images
     from trimtab.evaluate import Card
+    from trimtab.measure.corruption_error import Baseline
 
 STATES = (
     "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once, to "
@@ -65,7 +68,7 @@ class Evaluate:
     page: Place = None
     """Write the report page here."""
     baseline: Text = None
-    """For corruptions: alexnet (published ImageNet-C only) or the id of a run to divide errors by."""
+    """For corruptions: the id of a run on the same images, whose errors are divided by."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
     strict: Strict = False
@@ -81,6 +84,7 @@ class Evaluate:
         if self.baseline is not None and self.suite != "corruptions":
             raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} has no use for it")
         images = data.load(self.data, self.split)
+        baseline = self._baseline(images)
         model = trimtab.load(self.model)
         card = run_with_progress(
             evaluate,
@@ -98,12 +102,13 @@ class Evaluate:
             keep_images=self.keep_images,
             processes=self.processes,
             name=self.model,
-            command=shlex.join(["trimtab", *sys.argv[1:]]),
         )
-        if self.json:
+        if self.json and baseline is not None:
+            show.as_json({**json.loads(card.json()), **_against(card, baseline)})
+        elif self.json:
             print(card.json(), end="")
         elif self.suite == "corruptions":
-            self._corruptions(card)
+            self._corruptions(card, baseline)
         else:
             show.scorecard(card)
         if self.page is not None and speaks():
@@ -113,15 +118,33 @@ class Evaluate:
             show.err.print(f"The page is {self.page}.", markup=False)
         return int(self.strict and not card.trusted)
 
-    def _corruptions(self, card: Card) -> None:
+    def _baseline(self, images: Images) -> Baseline | None:
+        """The run to divide errors by, if it has them all and saw the same images."""
         from trimtab import evaluate
-        from trimtab.cli import show
-        from trimtab.evaluate.corruption import ALEXNET, baseline_of, corruption_errors
+        from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+        from trimtab.evaluate.corruption import baseline_of
+        from trimtab.types import BadInput
 
-        baseline = None
-        if self.baseline is not None:
-            alexnet = self.baseline == "alexnet"
-            baseline = ALEXNET if alexnet else baseline_of(evaluate.find(self.baseline, self.store).card)
+        if self.baseline is None:
+            return None
+        card = evaluate.find(self.baseline, self.store).card
+        found = baseline_of(card)
+        if missing := [name for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if name not in found.mean_errors]:
+            raise BadInput(
+                f"the run {self.baseline!r} has no error for {missing[0]}; take one of --suite corruptions"
+            )
+        n = len(first(images, self.limit))
+        if card.provenance.get("data") != images.digest or card.rows[0].n != n:
+            raise BadInput(
+                f"the run {self.baseline!r} was measured on other images ({card.rows[0].n} of {card.data}, "
+                f"here {n} of {images.name}); a baseline must have seen the same"
+            )
+        return found
+
+    def _corruptions(self, card: Card, baseline: Baseline | None) -> None:
+        from trimtab.cli import show
+        from trimtab.evaluate.corruption import corruption_errors
+
         states = list(dict.fromkeys(row.state for row in card.rows))
         judged = [corruption_errors(card, state, baseline) for state in states]
         rows = [
@@ -140,13 +163,27 @@ class Evaluate:
         against = f", mCE against {baseline.name}" if baseline else ""
         title = f"{card.model} on {card.data}: error by corruption, mean of five severities{against}"
         show.table(title, ["corruption", *states], rows, right=range(1, 9))
-        show.trust(card)
+        show.doubts(card.flags)
+
+
+def _against(card: Card, baseline: Baseline) -> dict[str, Any]:
+    """The mCE of each norm state, for scripts."""
+    from trimtab.evaluate.corruption import corruption_errors
+
+    states = dict.fromkeys(row.state for row in card.rows)
+    judged = {state: corruption_errors(card, state, baseline) for state in states}
+    return {
+        "baseline": baseline.name,
+        "mce": {state: found.mce for state, found in judged.items()},
+        "relative_mce": {state: found.relative_mce for state, found in judged.items()},
+    }
 
 
 def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:
     """`evaluate.run` with a bar that shows the bounds on the accuracy so far, shared out under torchrun."""
     from trimtab.cli import show
 
+    options.setdefault("command", shlex.join(["trimtab", *sys.argv[1:]]))
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "LOCAL_WORLD_SIZE" in os.environ:
         from trimtab.train import Engine
 
@@ -175,5 +212,5 @@ def state(text: str) -> Any:
     if kind == "batch":
         return states.PerBatch(number(rest or 1.0))
     if kind == "frozen":
-        return states.Frozen(images=int(number(rest or 256)))
+        return states.Frozen(images=whole(rest or "256", "frozen:IMAGES"))
     raise BadInput(f"{text!r} is no norm state; write one of {STATES}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.cli.options import Json, Model, Seed, Split, first
+from trimtab.cli.options import Json, Model, Number, Seed, Split, first
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Lens:
     split: Split = "test"
     limit: int = 512
     """Only the first so many images."""
-    eps: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
     """Relative radii of statistics shifts."""
     seed: Seed = 0
     json: Json = False

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from trimtab.types import BadInput, number
 
 Model = Annotated[
     tyro.conf.Positional[str],
@@ -23,6 +26,17 @@ Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
 Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 Text = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="(optional)")]
 Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+Number = Annotated[
+    float,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT",
+        instance_from_str=lambda words: number(words[0]),
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [f"{value:g}"],
+    ),
+]
+"""May be written 1/1000."""
 
 
 def speaks() -> bool:
@@ -30,10 +44,23 @@ def speaks() -> bool:
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
+def whole(text: str, option: str) -> int:
+    """A whole number that is part of an option's word."""
+    value = number(text)
+    if value != int(value):
+        raise BadInput(f"{option} takes a whole number, found {text!r}")
+    return int(value)
+
+
+def origin(known: Any, evaluated: Any, split: str = "train") -> str:
+    """What the images that statistics come from are called; where there are no splits, they are evaluated."""
+    if known.digest == evaluated.digest:
+        return "evaluated images"
+    return f"{'training' if split == 'train' else split} images"
+
+
 def first(images: Any, limit: int | None) -> Any:
     """The first `limit` images of a set, or all of them."""
-    from trimtab.types import BadInput
-
     if limit is not None and limit < 1:
         raise BadInput(f"--limit must be 1 or more, found {limit}")
     return images if limit is None else images.subset(slice(0, min(limit, len(images))))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,17 @@ def table(
 def as_json(value: Any) -> None:
     """Print a value for scripts."""
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    json.dump(plain, sys.stdout, indent=1, sort_keys=True, default=str)
+    json.dump(_known(plain), sys.stdout, indent=1, sort_keys=True, default=str, allow_nan=False)
     print()
+
+
+def _known(value: Any) -> Any:
+    """The value with null for numbers that are none, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {name: _known(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def percent(share: float) -> str:
@@ -68,7 +78,7 @@ def scorecard(card: Card) -> None:
         rows,
         right=range(1, 1 + len(states)),
     )
-    trust(card)
+    doubts(card.flags)
 
 
 def cell(row: Row | None) -> str:
@@ -78,10 +88,6 @@ def cell(row: Row | None) -> str:
     if row.instead:
         return f"{value:.2f} [{low:.2f}-{high:.2f}]"
     return f"{100 * value:.1f} [{100 * low:.0f}-{100 * high:.0f}]"
-
-
-def trust(card: Card) -> None:
-    doubts(card.flags)
 
 
 def doubts(flags: Sequence[Flag]) -> None:

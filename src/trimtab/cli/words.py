@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields
 from itertools import dropwhile, takewhile
@@ -13,9 +13,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from trimtab.types import BadInput
+from trimtab.types import BadInput, number
 
-NUMBERS = {int: "a whole number", float: "a number"}
+NUMBERS: dict[type, tuple[Callable[[str], float], str]] = {
+    int: (int, "a whole number"),
+    float: (number, "a number"),
+}
+"""How each kind is read, and called."""
 
 
 def understood(commands: Any, words: Sequence[str], about: str) -> Any:
@@ -60,9 +64,11 @@ def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
         if option not in known:
             raise BadInput(f"there is no option {option}{_near(option, known)}; see {path} --help")
         leaves = list(_leaves(known[option]))
-        for number, called in NUMBERS.items():
-            taken = values[: None if number in leaves and ... in leaves else leaves.count(number)]
-            wrong = next((value for value in taken if not _reads(number, value)), None)
+        if ... in leaves and not values:
+            raise BadInput(f"{option} takes at least one value, found none; see {path} --help")
+        for leaf, (reader, called) in NUMBERS.items():
+            taken = values[: None if leaf in leaves and ... in leaves else leaves.count(leaf)]
+            wrong = next((value for value in taken if not _reads(reader, value)), None)
             if wrong is not None:
                 raise BadInput(f"{option} takes {called}, found {wrong!r}; see {path} --help")
 
@@ -84,9 +90,9 @@ def _near(word: str, known: Any) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _reads(number: type, text: str) -> bool:
+def _reads(reader: Callable[[str], float], text: str) -> bool:
     try:
-        number(text)
+        reader(text)
     except ValueError:
         return False
     return True

@@ -5,6 +5,7 @@ labels         D_rand, D_det, D_conflict: images that carry a label only a netwo
 build          any of them over a whole set, resumable, saved as npz with its provenance
 transfer       features extracted from each source, read by each target
 autoencoder    an encoder out of any classifier, and a decoder trained for it
+painter        such an encoder and decoder, kept in a file
 advbn_images   encoder, AdvBN on its features, decoder: what AdvBN looks like
 """
 
@@ -13,9 +14,10 @@ from trimtab.construct.autoencoder import Autoencoder, Decoder, train_decoder
 from trimtab.construct.build import KINDS, Construction, build, construction, recorded
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
+from trimtab.construct.painter import painter
 from trimtab.construct.transfer import transfer
 
 __all__ = [
     "KINDS", "AdvBNImages", "Autoencoder", "Construction", "Decoder", "FeatureMatch", "Relabelled", "build",
-    "construction", "recorded", "train_decoder", "transfer",
+    "construction", "painter", "recorded", "train_decoder", "transfer",
 ]  # fmt: skip

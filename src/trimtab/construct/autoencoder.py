@@ -48,6 +48,9 @@ def _conv(incoming: int, outgoing: int) -> list[nn.Module]:
 class Autoencoder(nn.Module):
     """A fixed encoder and its decoder."""
 
+    recipe = ""
+    """What its decoder was trained by, if that tells it from others; else its weights do."""
+
     def __init__(self, encoder: nn.Module, decoder: Decoder, rectified: bool) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
@@ -96,6 +99,9 @@ def train_decoder(
     progress: Callable[[int, int], None] | None = None,
 ) -> float:
     """Teach the decoder to paint the encoder's features back; the last epoch's mean pixel error."""
+    if epochs < 1:
+        raise BadInput(f"a decoder is trained for 1 epoch or more, found {epochs}")
+    batch_size = min(batch_size, len(images))
     optimiser = torch.optim.Adam(auto.decoder.parameters(), lr)
     loader = Loader(images, batch_size, seed=seed, drop_last=True)
     auto.decoder.train()

@@ -7,7 +7,7 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,14 +87,12 @@ def build(
     like = next(model.parameters(), torch.empty(0))  # batches go where, and as wide as, the model is
     for start in range(0, len(images), CHUNK):
         path = parts / f"{start:08d}.safetensors"
-        if not _is_whole(path):
+        if held(path) is None:
             batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
             ids = torch.arange(start, start + len(batch.y))
             there = Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), ids)
             x, y = method(model, there, images, seed)
-            with placed(path) as part:
-                made_here = {"x": x.float().cpu().contiguous(), "y": y.cpu()}
-                save_file(made_here, part, metadata={"digest": digest(made_here)})
+            keep(path, {"x": x.float(), "y": y})
         made.append(path)
         if progress is not None:
             progress(min(start + CHUNK, len(images)), len(images))
@@ -115,26 +113,34 @@ def recorded(path: str | Path) -> dict[str, Any]:
     """What a constructed set says of how it was made; nothing if it is none."""
     try:
         with np.load(path) as arrays:
-            held = json.loads(str(arrays["provenance"]))
-            return held if isinstance(held, dict) else {}
+            told = json.loads(str(arrays["provenance"]))
+            return told if isinstance(told, dict) else {}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return {}
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a chunk is there as it was made; else it is made again."""
+def keep(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors with their digest."""
+    there = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with placed(path) as part:
+        save_file(there, part, metadata={"digest": digest(there)})
+
+
+def held(path: Path) -> dict[str, Tensor] | None:
+    """The tensors in a file, if they are as they were kept; else they are to be made again."""
     try:
         with safe_open(path, "pt") as file:
-            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            return bool((file.metadata() or {}).get("digest") == digest(held))
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return found if (file.metadata() or {}).get("digest") == digest(found) else None
     except (OSError, SafetensorError, RuntimeError, ValueError):
-        return False
+        return None
 
 
 def _plain(method: Any) -> dict[str, Any]:
-    """A construction's fields as text; modules among them by their weights."""
+    """A construction's fields as text; modules among them by what they were trained by, or their weights."""
     values = {f.name: getattr(method, f.name) for f in fields(method)}
     named = {
-        name: weights(value) if isinstance(value, nn.Module) else str(value) for name, value in values.items()
+        name: (getattr(value, "recipe", "") or weights(value)) if isinstance(value, nn.Module) else str(value)
+        for name, value in values.items()
     }
     return {**named, "version": method.version}

@@ -1,6 +1,6 @@
 """D_R and D_NR: images that a network cannot tell from others, made from images that show something else.
 
-Idea      from an independent image x0, walk down ||g(x) - g(x_ref)||_2, g the penultimate feature; the result
+Idea      from another image x0, walk down ||g(x) - g(x_ref)||_2, g the penultimate feature; the result
           shows the features of x_ref that this network uses. A robust network gives D_R, a standard one D_NR.
 Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), section 6
 Steps     1000 of 0.1 along the l2-normalised gradient, unbounded, clipped to [0, 1], no random start
@@ -50,7 +50,8 @@ class FeatureMatch:
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Images with the features of `batch`, started from other images of the set, and their labels."""
+        """Images with the features of `batch`, and their labels. They start from the set's images in another
+        order, in which one or two may keep their place."""
         check_images(batch.x, batch.y)
         order = draws.permutation(len(images), seed, _PARTNER)
         start = images.take(order[batch.ids % len(images)]).x.to(batch.x)

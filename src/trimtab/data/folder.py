@@ -35,6 +35,8 @@ LONGEST = 65_536
 """Pixels of the longer side after resizing; beyond lies what is no picture."""
 MODES = {"L": 1, "RGB": 3}
 """What pixels may be, and their channels."""
+DEEP = ("I", "F")
+"""How modes begin whose levels go beyond 255, where Pillow's conversion cuts them off."""
 
 T = TypeVar("T")
 
@@ -185,9 +187,10 @@ def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]
                 f"{_say(found)}; write folder:PATH@SIZE to bring all to RGB of one size"
             )
     if forms[0][1] not in MODES:
+        deep = forms[0][1].startswith(DEEP)
+        do = "convert them to 8 bits" if deep else "write folder:PATH@SIZE to bring all to RGB of one size"
         raise BadInput(
-            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, write "
-            "folder:PATH@SIZE to bring all to RGB of one size"
+            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, {do}"
         )
     return forms[0]
 
@@ -210,6 +213,8 @@ def ahead(calls: Iterable[Callable[[], T]], depth: int = 2) -> Iterator[T]:
 def _decode(path: Path, mode: str, size: tuple[int, int], resize: int | None) -> np.ndarray:
     """(H, W, C) uint8."""
     with _opened(path) as image:
+        if image.mode.startswith(DEEP):
+            raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")
         try:
             image = image.convert(mode)
         except UNREADABLE:

@@ -84,7 +84,7 @@ def _folder(path: Path, size: int | None, split: str) -> Images:
     # Where there are training images, theirs are the classes, even if the test images show only some of them.
     train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
     classes = None if train == root else sorted(set(list_images(train)[1]))
-    images = open_folder(root, path.name, classes, size, resize=size)
+    images = open_folder(root, path.resolve().name, classes, size, resize=size)
     bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
     return images.in_memory() if bytes_needed <= IN_MEMORY else images
 
@@ -96,7 +96,7 @@ def _imagenet(path: Path, size: int | None, split: str) -> FolderSet:
     wnids = _wnids()
     folders = tuple(map(str, range(1000))) if (root / "0").is_dir() else wnids  # ImageNet-V2 numbers them
     size = size or 224
-    images = open_folder(root, path.name, folders, size, round(size * 256 / 224), IMAGENET)
+    images = open_folder(root, path.resolve().name, folders, size, round(size * 256 / 224), IMAGENET)
     return replace(images, classes=wnids)
 
 

@@ -45,17 +45,21 @@ class Url:
     def filename(self) -> str:
         return self.address.rsplit("/", 1)[-1]
 
+    def is_at(self, path: Path) -> bool:
+        """Whether a file is the published one."""
+        return _md5(path) == self.md5
+
     def get(self, folder: Path, progress: Progress) -> Path:
         """The file in `folder`, downloaded or continued if it is not there."""
         whole, part = folder / self.filename, folder / f"{self.filename}.part"
-        if whole.exists() and _md5(whole) == self.md5:  # it may have lain there since a call that was killed
+        if whole.exists() and self.is_at(whole):  # it may have lain there since a call that was killed
             return whole
         for _ in range(ATTEMPTS):
             if self._continue(part, progress):
                 break
         else:
             raise Unavailable("the connection keeps breaking off; the same call goes on where it stopped")
-        if _md5(part) != self.md5:
+        if not self.is_at(part):
             kind = kind_of(part)
             part.unlink()
             raise Unavailable(f"what came is not the published file but {kind}")

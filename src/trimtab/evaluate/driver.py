@@ -183,6 +183,7 @@ def _carry_out(
         flags += doubts
     provenance = {
         "trimtab": trimtab.__version__,
+        "examined": plan.examine,
         "torch": torch.__version__,
         **subject.identity,
         "pixels": describe(getattr(model, "spec", images.spec)),

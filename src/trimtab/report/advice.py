@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.evaluate import Card
-from trimtab.report.tables import DISTURBED, Estimate, difference, estimates, mean, points, states
+from trimtab.report.tables import (
+    DISTURBED,
+    Estimate,
+    averaged,
+    difference,
+    estimates,
+    mean,
+    points,
+    states,
+)
 
 ATTACKED = "under attack"
 GROUPS = {"on unchanged images": ("clean",), "on disturbed images": DISTURBED, ATTACKED: ("attack",)}
@@ -113,7 +122,8 @@ def gains(card: Card, state: str) -> dict[str, Estimate]:
     here, there = estimates(card, state), estimates(card, states(card)[0])
     found = {}
     for group, kinds in GROUPS.items():
-        gap = mean(difference(e, there[k]) for k, e in here.items() if k[0] in kinds and k in there)
+        both = [k for k in here if k[0] in kinds and k in there and averaged(*k)]
+        gap = mean(difference(here[k], there[k]) for k in both)
         if gap:
             found[group] = gap
     return found

@@ -113,7 +113,8 @@ def _groups(card: Card, state: str) -> dict[str, Estimate]:
     found = estimates(card, state)
     kinds = {"unchanged": ("clean",), "disturbed": tables.DISTURBED, "attacked": ("attack",)}
     held = {
-        group: tables.mean(e for (kind, _), e in found.items() if kind in of) for group, of in kinds.items()
+        group: tables.mean(e for k, e in found.items() if k[0] in of and tables.averaged(*k))
+        for group, of in kinds.items()
     }
     return {group: e for group, e in held.items() if e}
 

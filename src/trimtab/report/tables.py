@@ -17,12 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from trimtab.data.corruptions import EXTRA_CORRUPTIONS
 from trimtab.evaluate import Card, Row
 
 REFERENCE = "running"
 """The norm state that the others are compared with, where it was measured."""
 DISTURBED = ("noise", "corruption")
 """Kinds of conditions that nobody chose against the model."""
+EXTRA = tuple(name.replace("_", " ") for name in EXTRA_CORRUPTIONS)
+"""Corruptions that are part of no mean."""
 FEW = 6
 """So many corruptions are listed one by one; more are shown as their mean and the worst."""
 
@@ -151,15 +154,28 @@ def names(cards: Sequence[Card]) -> tuple[str, ...]:
 
 
 def short(whole: Grid) -> Grid:
-    """The grid with many corruptions drawn together: their mean and, per column, the worst."""
+    """The grid with many corruptions drawn together: their mean and, per column, the worst.
+
+    Only those count that every column has which has any; the others are left out.
+    """
     many = [line for line in whole.lines if line.kind == "corruption"]
-    if len(many) <= FEW:
+    counted = [line for line in many if averaged(line.kind, line.name)]
+    asked = [any(column) for column in zip(*(line.cells for line in counted), strict=True)]
+    shared = [
+        line
+        for line in counted
+        if all(cell or not some for cell, some in zip(line.cells, asked, strict=True))
+    ]
+    if len(many) <= FEW or not shared:
         return whole
     rest = [line for line in whole.lines if line.kind != "corruption"]
-    across = zip(*(line.cells for line in many), strict=True)
+    if len(shared) <= FEW:
+        return Grid(whole.columns, (*rest, *shared))
+    across = zip(*(line.cells for line in shared), strict=True)
     per_column = [[cell for cell in column if cell] for column in across]
+    those = "corruptions" if len(shared) == len(counted) else "corruptions that all faced"
     drawn = (
-        Line("corruption", f"mean of {len(many)} corruptions", tuple(mean(c) for c in per_column)),
+        Line("corruption", f"mean of {len(shared)} {those}", tuple(mean(c) for c in per_column)),
         Line("corruption", "worst of them", tuple(_worst(c) for c in per_column)),
     )
     return Grid(whole.columns, (*rest, *drawn))
@@ -206,6 +222,16 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
         min(one.n, other.n),
         one.share,
     )
+
+
+def averaged(kind: str, condition: str) -> bool:
+    """Whether a condition may be part of a mean."""
+    return kind != "corruption" or not condition.startswith(EXTRA)
+
+
+def mixed(cards: Sequence[Card]) -> bool:
+    """Whether cards were measured on different images."""
+    return len({str(card.provenance.get("data", card.data)) for card in cards}) > 1
 
 
 def mean(several: Iterable[Estimate]) -> Estimate | None:

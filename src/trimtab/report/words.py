@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimtab.evaluate import Card, trust
-from trimtab.report.tables import DISTURBED, Estimate, brief, difference, estimates, names, percent, states
+from trimtab.report.tables import (
+    DISTURBED,
+    Estimate,
+    brief,
+    difference,
+    estimates,
+    mixed,
+    names,
+    percent,
+    states,
+)
 
 FLAGS = {
     "modes": "Part of the model still trains when it should only answer, so measuring it changes it.",
@@ -30,6 +40,8 @@ FLAGS = {
     "samples": "With this few images the true accuracy may be far from the one printed.",
 }
 """Why each flag of the trust card matters."""
+OF_ATTACKS = ("weak attack", "one step", "steps", "budget", "unbounded", "black box", "curve")
+"""Flags that only attacks can raise."""
 
 
 def strongest(card: Card, state: str) -> tuple[str, Estimate] | None:
@@ -44,6 +56,13 @@ def harshest(card: Card, state: str) -> tuple[str, Estimate] | None:
 
 def clean(card: Card, state: str) -> Estimate | None:
     return next((e for (kind, _), e in estimates(card, state).items() if kind == "clean"), None)
+
+
+def checked(cards: Sequence[Card]) -> list[str]:
+    """The flags that each of these cards could have raised."""
+    attacked = all(any(row.kind == "attack" for row in card.rows) for card in cards)
+    examined = attacked and all(card.provenance.get("examined", True) for card in cards)
+    return [name for name in FLAGS if examined or name not in OF_ATTACKS]
 
 
 def verdict(cards: Sequence[Card]) -> tuple[str, str, str]:
@@ -119,6 +138,8 @@ def _ahead(where: str, cards: Sequence[Card], found: Sequence[Estimate | None]) 
         return f"{where}, there is nothing to compare: fewer than two models were measured."
     (best, leader), (next_best, follower) = measured[:2]
     said = f"{leader} has {percent(best.value)} and {follower} {percent(next_best.value)}"
+    if mixed(cards):
+        return f"{where}, {said}, but on different images, so that neither can be called ahead."
     if difference(best, next_best).sure > 0:
         return f"{where}, {leader} is ahead: {said}."
     return f"{where}, no model is clearly ahead: {said}."
