@@ -96,7 +96,8 @@ def probing(
 def _small(subject: Subject, condition: Health | Attacked, state: NormState, seed: int, limit: int) -> Cell:
     n = min(PROBED, limit, len(subject.data))
     # Where images influence each other, none of these batches is larger than those that are asked about.
-    chunk = min(PROBED, subject.chunk) if state.couples or subject.couples else PROBED
+    smaller = subject.chunk < PROBED and (state.couples or subject.couples)
+    chunk = subject.chunk if smaller else PROBED
     return Cell(replace(subject, chunk=chunk, keep_images=False), condition, state, seed, n)
 
 
