@@ -348,11 +348,13 @@ class SlightlyDeceitful(Deceitful):
         return 1.005 * y if folded else y
 
 
-def test_float32_is_held_to_its_own_rounding() -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_fold_is_held_to_the_rounding_of_full_precision(narrow: bool) -> None:
     torch.manual_seed(0)
-    model = season(SlightlyDeceitful()).eval()
-    assert norms(norm.fold(model)) == []
-    assert norms(norm.fold(model, images(4, 2, 5, 5).float())) == ["bn1", "bn2"]
+    model, x = season(SlightlyDeceitful()).eval(), images(4, 2, 5, 5).float()
+    with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        assert norms(norm.fold(model)) == []
+        assert norms(norm.fold(model, x)) == ["bn1", "bn2"]
 
 
 def test_relus_overwrite_only_what_nobody_else_reads() -> None:

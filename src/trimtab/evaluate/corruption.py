@@ -8,7 +8,7 @@ from statistics import fmean
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trimtab.evaluate.card import Card
 from trimtab.evaluate.conditions import Corrupted
-from trimtab.measure.corruption_error import ALEXNET, Baseline, CorruptionError, corruption_error
+from trimtab.measure.corruption_error import Baseline, CorruptionError, corruption_error
 from trimtab.types import BadInput
 
 
@@ -36,6 +36,3 @@ def baseline_of(card: Card, state: str | None = None) -> Baseline:
     state = state or card.rows[0].state
     judged = corruption_errors(card, state)
     return Baseline.of(f"{card.model} ({state})", judged.errors, judged.clean)
-
-
-__all__ = ["ALEXNET", "baseline_of", "corruption_errors"]
