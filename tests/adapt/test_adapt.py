@@ -97,6 +97,7 @@ def test_a_frozen_model_exports_as_a_stock_one():
     model, x = net(), draw(64, 100, shift=0.2)
     frozen = adapt.frozen(model, x, provenance="noisy training images")
     assert frozen.provenance == "frozen on 64 noisy training images (rho=1)"
+    assert not hasattr(norm.recalibrate(frozen, [x]), "provenance")  # these are other images' statistics
     wanted = frozen(x[:5])
     stock = net()
     stock.load_state_dict(norm.release(frozen).state_dict())

@@ -211,6 +211,15 @@ def test_an_average_keeps_statistics_that_do_not_learn(tmp_path: Path, policy: N
     torch.testing.assert_close(state(run)["1.running_mean"], before)
 
 
+def test_an_average_keeps_layers_that_the_user_froze(tmp_path: Path) -> None:
+    net = norm.steer(nn.Sequential(tiny(), nn.BatchNorm1d(CLASSES)))
+    norm.freeze(net[0])
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    after = state(train.fit(net, images(), recipe(ema=0.9), tmp_path / "run"))
+    assert torch.equal(after["0.1.running_mean"], before["0.1.running_mean"])
+    assert not torch.equal(after["1.running_mean"], before["1.running_mean"])
+
+
 def test_a_second_training_of_the_same_network_trains_all_of_it(tmp_path: Path) -> None:
     net = tiny()
     for number, policy in enumerate((Norm(only=True), Norm(frozen=True), Norm())):

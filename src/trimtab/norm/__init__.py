@@ -36,13 +36,13 @@ from trimtab.norm.state import (
     synchronise,
     thaw,
 )
-from trimtab.norm.steering import layers, observe, use, zero_shifts
+from trimtab.norm.steering import layers, learners, observe, use, zero_shifts
 from trimtab.norm.surgery import add_branch, in_force, plan, rebuild, release, settled, steer, steerable
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
     "add_branch", "adopt", "affine_parameters", "audit", "branches", "copied", "fold", "freeze",
-    "in_force", "layers", "make", "observe", "perturb", "plan", "rebuild", "recalibrate", "release",
-    "restore", "robust_moments", "running", "settled", "shift_gradients", "snapshot", "steer", "steerable",
-    "swap", "synchronise", "thaw", "use", "zero_shifts",
+    "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild", "recalibrate",
+    "release", "restore", "robust_moments", "running", "settled", "shift_gradients", "snapshot", "steer",
+    "steerable", "swap", "synchronise", "thaw", "use", "zero_shifts",
 ]  # fmt: skip

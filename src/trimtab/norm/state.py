@@ -93,6 +93,7 @@ def adopt(
             holder.running_var.copy_(var)
             if holder.num_batches_tracked is not None:
                 holder.num_batches_tracked.add_(1)
+    vars(model).pop("provenance", None)  # which `adapt.frozen` noted of statistics that are no more
     return model
 
 

@@ -36,6 +36,11 @@ def steered_layers(model: nn.Module) -> dict[str, Steered]:
     return found
 
 
+def learners(model: nn.Module) -> nn.ModuleList:
+    """The steered layers whose running statistics learn from the next pass: a module that `use` takes."""
+    return nn.ModuleList(layer for layer in layers(model).values() if layer.update_now() is not False)
+
+
 def at_rest(model: nn.Module) -> dict[str, Steered]:
     """As `layers`, of a model that no `use` is steering at the moment."""
     found = layers(model)

@@ -301,17 +301,17 @@ def _recalibrate(work: Work, result: nn.Module) -> None:
     learn in training stays here, too.
     """
     recipe, epoch = work.recipe, max(0, work.progress.step - 1) // work.per_epoch
-    fixed = _by_running(recipe, epoch) and not recipe.norm.running_learn
-    if fixed or not norm.layers(result):
-        return
     result.train()
-    batches = islice(work.loader.at(epoch, 0), RECALIBRATION)
-    parts = (part for batch in batches for part in _parts(work, batch))
-    for number, (x, y, ids) in enumerate(parts):
-        torch.manual_seed(draws.key(recipe.seed, number, work.fabric.global_rank))  # for drop-out
-        learning = norm.use(result, update=1 / (1 + number))
-        with _norm_policy(recipe, result, epoch), learning, work.fabric.autocast():
-            recipe.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
+    with _norm_policy(recipe, result, epoch):
+        learners = norm.learners(result)
+        if not learners:
+            return
+        batches = islice(work.loader.at(epoch, 0), RECALIBRATION)
+        parts = (part for batch in batches for part in _parts(work, batch))
+        for number, (x, y, ids) in enumerate(parts):
+            torch.manual_seed(draws.key(recipe.seed, number, work.fabric.global_rank))  # for drop-out
+            with norm.use(learners, update=1 / (1 + number)), work.fabric.autocast():
+                recipe.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
     result.zero_grad()
 
 

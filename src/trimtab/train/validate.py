@@ -30,11 +30,9 @@ def validate(fabric: Fabric, model: nn.Module, held_out: Images | None, recipe: 
             for x, y, ids in _share(fabric, held_out.subset(slice(0, how.images or len(held_out)))):
                 x, y = fabric.to_device(x).to(like.dtype), fabric.to_device(y)
                 found["robust"] += Accuracy.of(~how.attack.outcome(model, x, y, recipe.seed, ids).broken)
-    counts = torch.tensor(
-        [[a.correct, a.n] for a in found.values()], dtype=torch.float64, device=fabric.device
-    )
+    counts = torch.tensor([[float(a.correct), float(a.n)] for a in found.values()], device=fabric.device)
     average([counts])
-    return {name: float(correct / n) for name, (correct, n) in zip(found, counts, strict=True)}
+    return {name: correct / n for name, (correct, n) in zip(found, counts.tolist(), strict=True)}
 
 
 def _share(fabric: Fabric, images: Images) -> Iterator[Batch]:
