@@ -60,13 +60,14 @@ def test_claims_of_closeness_and_of_networks_without_norm_need_networks_that_hav
         assert known[id].needs, id
 
 
-def test_only_tests_that_rest_on_mixed_training_failing_are_exempt():
+def test_only_tests_that_the_papers_take_back_for_small_settings_are_exempt():
+    """Those that rest on mixed training failing, and one that the paper's own CIFAR-10 network fails."""
     exempt = {one.id: [t for t in one.tests if t.exempt] for one in studies.everything().values()}
     assert {id for id, tests in exempt.items() if tests} == {
-        f"MIX-{number}" for number in (1, 2, 4, 7, 12, 14)
-    }
+        *(f"MIX-{number}" for number in (1, 2, 4, 7, 12, 14)), "APA-3",
+    }  # fmt: skip
     assert all(isinstance(test, studies.Above) for tests in exempt.values() for test in tests)
-    assert len(exempt["MIX-4"]) == 1
+    assert len(exempt["MIX-4"]) == len(exempt["APA-3"]) == 1
 
 
 @pytest.mark.parametrize("scale", NAMES)
@@ -75,7 +76,8 @@ def test_every_network_has_a_recipe_at_every_scale(scale):
         at = scale_of(scale, one.paper)
         for net in closure(one.nets(at), at, 0).values():
             recipe = net.at(at, 3)
-            assert recipe.seed == 3
+            assert recipe.seed == 3 + 1000 * net.draw
+            assert (net.draw > 0) == (net.data is not None)  # no twin of the network that made its set
             assert (recipe.data.name == at.data) or scale == "paper"
 
 

@@ -88,6 +88,8 @@ def certified(columns: dict[str, Tensor], radius: float) -> float:
     return float((columns["correct"].bool() & (columns["radius"] >= radius)).double().mean())
 
 
+SMOOTHING = 0.5
+"""Deviation of the noise, the paper's. At 0.25 a small Adv_inf loses three points: nothing to restore."""
 FACTORS = (0.0, 0.5, 1.0, 2.0, 3.0)
 """Radii that are reported, in sigmas."""
 
@@ -106,11 +108,11 @@ FACTORS = (0.0, 0.5, 1.0, 2.0, 3.0)
         Above("Adv_inf, adapted, r = sigma", "Baseline, adapted, r = sigma", effect=0.02),
     ],
     networks=list(NETWORKS.values()), headline=True, minutes=18,
-    tables=lambda s: FACTORS,
+    needs=[Needs(f"{name}, lost to noise", 0.1) for name in ROBUST], tables=lambda s: [SMOOTHING, FACTORS],
 )  # fmt: skip
 def certificates(bench: Bench) -> dict[str, float]:
     """Adapted on noisy training images, which is sound; on noisy test images, as in the paper, beside it."""
-    sigma = bench.scale.noise
+    sigma = SMOOTHING
     rows: dict[str, float] = {}
     ways = {"adapted": "train", "static": None}
     for name, net in NETWORKS.items():
@@ -121,6 +123,8 @@ def certificates(bench: Bench) -> dict[str, float]:
                 at = "r = sigma" if factor == 1 else f"r = {factor:g} sigma"
                 rows[f"{name}, {way}, {at}"] = certified(columns, factor * sigma)
             rows[f"{name}, {way}, abstains"] = float(columns["abstains"].double().mean())
+        model = bench.network(net)
+        rows[f"{name}, lost to noise"] = bench.accuracy(model) - bench.accuracy(model, Noise(sigma))
     gap = rows["Adv_inf, adapted on test images, r = sigma"] - rows["Adv_inf, adapted, r = sigma"]
     return rows | {"gap of adapting on test images": gap}
 
@@ -132,7 +136,10 @@ def certificates(bench: Bench) -> dict[str, float]:
         "Adv_2, sigma 0.25": "53.2 50.2 46.8 0 0 ... at r = .25, .5, ...",
         "Adv_2, sigma 0.5": "47.0 43.0 39.0 36.4 32.8 30.8 27.0 0", "Adv_2, sigma 0.75": "37.8 ... 9.6",
     },
-    tests=[Above("the paper's envelope", "best single sigma", effect=0.005)],
+    tests=[
+        Above("the paper's envelope", "best single sigma", effect=0.005),
+        Above("sigma fixed per radius on held-out images, certified", "best single sigma", effect=0.005),
+    ],
     networks=[ADV_2], minutes=12,
 )  # fmt: skip
 def envelope(bench: Bench) -> dict[str, float]:
@@ -140,7 +147,8 @@ def envelope(bench: Bench) -> dict[str, float]:
     half of the images; the first half chooses sigmas.
 
     The envelope takes the sigma of the largest radius image by image, which is no certificate of any one
-    classifier: the choice may change at x + delta. The certified row fixes a sigma per radius beforehand.
+    classifier: the choice may change at x + delta. It can hardly lose, either. The certified row fixes a
+    sigma per radius beforehand.
     """
     sigmas, model = bench.scale.sigmas, bench.network(ADV_2)
     found = {sigma: smoothed(bench, model, sigma, "train") for sigma in sigmas}

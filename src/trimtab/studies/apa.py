@@ -76,6 +76,7 @@ MIX_STANDARD = Net("standard-wrn40_2-cifar100-paper", MIXUP)
 MIX_STANDARD_2X = Net("standard-wrn40_2-cifar100-paper", {**MIXUP, **longer(2)})
 MIX_APART = Net("apart-wrn40_2-cifar100-paper", MIXUP)
 MIX_APART_SAM = Net("apart-sam-wrn40_2-cifar100-paper", MIXUP)
+COUNTER = "WRN on CIFAR-10: 95.86 below standard 2x 96.03"
 
 
 @claim(
@@ -84,11 +85,12 @@ MIX_APART_SAM = Net("apart-sam-wrn40_2-cifar100-paper", MIXUP)
     figures={
         "APART + mixup": "79.22 (PreAct-ResNet-18: 80.07)", "standard + mixup, 1x": "76.63",
         "standard + mixup, 2x": "77.96", "APART-SAM + mixup": "79.00 (80.19)",
-        "counter-result": "WRN on CIFAR-10: 95.86 below standard 2x 96.03",
+        "counter-result": COUNTER, "APART": "78.80",
     },
     tests=[
         Above("APART + mixup", "standard + mixup, 1x", effect=0.003),
-        Above("APART + mixup", "standard + mixup, 2x", effect=0.003),
+        Above("APART + mixup", "standard + mixup, 2x", effect=0.003, exempt=COUNTER),
+        Above("APART + mixup", "APART", effect=0.003),
     ],
     networks=[MIX_STANDARD, MIX_STANDARD_2X, MIX_APART, MIX_APART_SAM, APART], minutes=0.5,
 )  # fmt: skip
@@ -129,7 +131,11 @@ LARGE = {(budget, apart): large(budget, apart) for budget in (2, 4) for apart in
         "APART, 2x": "70.86 (ImageNet, ResNet-18)", "standard, 2x": "71.25", "APART, 4x": "72.14",
         "standard, 4x": "71.45", "Tiny-ImageNet": "APART +3.48, APART-SAM with mixup +5.14",
     },
-    tests=[Above("gain at 4x", "gain at 2x", effect=0.003), Above("gain at 4x", 0.0, effect=0.003)],
+    tests=[
+        Above("gain at 4x", "gain at 2x", effect=0.003),
+        Above("gain at 4x", 0.0, effect=0.003),
+        Above("standard, 2x", "APART, 2x", by=-0.003, effect=0.0),
+    ],
     networks=list(LARGE.values()), minutes=0.4,
 )  # fmt: skip
 def larger_data(bench: Bench) -> dict[str, float]:
@@ -169,7 +175,7 @@ def apart(eps: float, groups: int, few: bool = False) -> Net:
         Above("eps 0.1, 8 groups", "24 samples", effect=0.003),
         Above("eps 0.1, 8 groups", "eps 0.05, 8 groups", by=-0.003, effect=0.0),
         Above("eps 0.1, 8 groups", "eps 0.4, 8 groups", effect=0.003),
-        Close("eps 0.1, 1 groups", "eps 0.1, 8 groups", margin=0.01),
+        Close("eps 0.1, 1 groups", "eps 0.1, 8 groups", margin=0.02),
     ],
     networks=lambda s: [
         *(apart(eps, 8) for eps in RADII[s.name]), *(apart(0.1, n) for n in GROUPS[s.name]),

@@ -126,12 +126,14 @@ class Bench:
     def made(self, made: Made) -> Images:
         """A constructed set; built in chunks that survive a kill."""
         place = self.folder / "sets" / f"{digest(made.about(self.scale, self.seed))[:16]}.npz"
-        steps = self.scale.match_steps if made.kind in ("D_R", "D_NR") else self.scale.label_steps
+        how: dict[str, Any] = {"steps": self.scale.label_steps}
+        if made.kind in ("D_R", "D_NR"):
+            how = {"steps": self.scale.match_steps, "step": self.scale.match_step}
         source = Bench(self.scale, self.seed, self.folder, None, self.tell).network(made.source)
         images = self.made(made.of) if made.of else self.images("train", self.scale.made)
         place.parent.mkdir(parents=True, exist_ok=True)
         with only_one(place.with_suffix(".lock")):
-            method = construct.construction(made.kind, steps=steps)
+            method = construct.construction(made.kind, **how)
             self.uses(method)
             tell = None
             if self.tell is not None:

@@ -52,10 +52,12 @@ class Net:
     """At paper scale it is not trained: it is this published network."""
     watch: Watch | None = None
     """What to note after every epoch."""
+    draw: int = 0
+    """Other weights to start from, and other batches, than networks of the same seed have."""
 
     def at(self, scale: Scale, seed: int) -> Recipe:
         """The recipe in force."""
-        return replace(_recipe(self, scale), seed=seed)
+        return replace(_recipe(self, scale), seed=seed + 1000 * self.draw)
 
     def key(self, scale: Scale, seed: int) -> str:
         """What it is made of, as a hash."""
@@ -102,7 +104,7 @@ class Made:
 
     def about(self, scale: Scale, seed: int) -> dict[str, Any]:
         of = self.of.about(scale, seed) if self.of else [scale.data, scale.made]
-        steps = [scale.match_steps, scale.label_steps]
+        steps = [scale.match_steps, scale.match_step, scale.label_steps]
         return {"kind": self.kind, "source": self.source.about(scale, seed), "of": of, "steps": steps}
 
 

@@ -71,6 +71,8 @@ class Scale:
     """Images of a constructed set; all training images if None."""
     match_steps: int = 1000
     """Steps of D_R and D_NR."""
+    match_step: float = 0.1
+    """Their length (l2)."""
     label_steps: int = 100
     """Steps of D_rand, D_det and D_conflict."""
     decoder_epochs: int = 2
@@ -177,6 +179,7 @@ def amounts(scale: Scale) -> dict[str, int | str | None]:
         "draws of noise for a certificate": scale.draws,
         "images of a constructed set": scale.made,
         "steps of D_R and D_NR": scale.match_steps,
+        "their length (l2)": f"{scale.match_step:g}",
         "steps of D_rand and D_conflict": scale.label_steps,
         "images that LIGS is averaged over": scale.watched,
         "seeds (headline claims)": f"{scale.seeds} ({scale.headline})",
