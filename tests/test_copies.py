@@ -150,3 +150,32 @@ def test_what_was_kept_from_a_pass_is_copied_too() -> None:
     assert copied[0].kept is not net[0].kept
     x = torch.rand(2, 3)
     assert torch.equal(copied(x), net(x))
+
+
+def test_a_list_that_modules_share_is_shared_by_their_copies() -> None:
+    class Tap(nn.Module):
+        def __init__(self, taps: list[torch.Tensor]) -> None:
+            super().__init__()
+            self.taps = taps
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.taps.append(x)
+            return x
+
+    class Tapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.taps: list[torch.Tensor] = [torch.ones(2)]  # not empty when it is copied
+            self.tap = Tap(self.taps)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            del self.taps[1:]
+            self.tap(x)
+            return x + self.taps[-1]
+
+    net = Tapped()
+    x = torch.rand(2)
+    assert torch.equal(duplicate(net)(x), net(x))
+    net.taps.append(net.taps)  # type: ignore[arg-type]  # a list that holds itself
+    copied = duplicate(net)
+    assert copied.taps[-1] is copied.taps is copied.tap.taps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,12 @@ def test_seed_id_and_draw_each_change_the_numbers() -> None:
     one = draws.normal(LIKE[:1], 1, [2], 3)
     for seed, id, draw in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)):
         assert not torch.equal(draws.normal(LIKE[:1], seed, [id], draw), one)
+
+
+def test_seeds_and_ids_may_be_numpys_but_not_fractions() -> None:
+    assert draws.key(np.int64(-3), np.int32(5)) == draws.key(-3, 5)
+    with pytest.raises(BadInput, match="whole numbers"):
+        draws.ids_of(LIKE, torch.arange(6.0))
 
 
 def test_global_randomness_is_neither_read_nor_moved() -> None:

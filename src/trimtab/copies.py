@@ -78,8 +78,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return value
     if isinstance(value, torch.Tensor) and not value.is_leaf:  # kept from a pass: deepcopy refuses it
         return memo.setdefault(id(value), value.detach().clone())
-    if type(value) in (list, tuple):
-        return type(value)(_copied(one, memo) for one in value)
+    if type(value) is tuple:
+        return tuple(_copied(one, memo) for one in value)
     if type(value) in _HOLDERS and not value:
         return memo.setdefault(id(value), type(value)())
+    if type(value) is list and id(value) not in memo:  # one list may be held by several modules
+        made = memo[id(value)] = []
+        made.extend(_copied(one, memo) for one in value)
     return copy.deepcopy(value, memo)

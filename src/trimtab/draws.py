@@ -23,6 +23,7 @@ def key(*parts: int) -> int:
     """Mix integers into one 64-bit seed (splitmix64, each part in turn)."""
     state = 0x9E3779B97F4A7C15
     for part in parts:
+        part = part if isinstance(part, np.ndarray) else int(part)  # NumPy's own integers would overflow
         state = (state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
         state = (state ^ (state >> 30)) * 0x94D049BB133111EB & _MASK
         state = (state ^ (state >> 27)) + 0x9E3779B97F4A7C15 & _MASK
@@ -44,6 +45,8 @@ def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
     """The images' indices in their set: 0..N-1 of this call if none are given."""
     if ids is None:
         return list(range(len(x)))
+    if isinstance(ids, Tensor) and ids.is_floating_point():
+        raise BadInput(f"ids are whole numbers, found {ids.dtype}")
     listed = ids.tolist() if isinstance(ids, Tensor) else [int(i) for i in ids]
     if len(listed) != len(x):
         raise BadInput(f"{len(listed)} ids for {len(x)} images; give one id per image")

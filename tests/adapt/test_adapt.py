@@ -214,6 +214,8 @@ def test_bad_input_is_told_in_one_sentence():
         adapt.frozen(model, torch.zeros(0, 3, 12, 12))
     with pytest.raises(BadInput, match=r"floating-point pixels, found torch\.uint8"):
         adapt.frozen_under_noise(model, torch.zeros(8, 3, 12, 12, dtype=torch.uint8), 0.1)
+    with pytest.raises(BadInput, match="NaN"):
+        adapt.frozen(model, torch.full((2, 3, 12, 12), float("nan")))
     with pytest.raises(BadInput, match="prior"):
         adapt.stream(model, prior=-1)
     with pytest.raises(BadInput, match="estimator"):
@@ -252,3 +254,20 @@ def test_under_a_branch_it_is_that_branch_that_adapts() -> None:
     assert norm.branches(frozen) == ("main",)  # so that it stays what it is, wherever it is measured or saved
     with norm.use(frozen, branch="main"):
         assert torch.allclose(frozen(x), wanted)
+
+
+def test_a_stream_does_not_learn_from_images_beyond_all_numbers():
+    stream = adapt.stream(net().float())
+    x = torch.rand(4, 3, 12, 12)
+    wanted = copy.deepcopy(stream)(x)
+    huge = x.clone()
+    huge[0, 0, 0, 0] = 1e25
+    with pytest.raises(BadInput, match="has not learnt from them"):
+        stream(huge)
+    assert torch.equal(stream(x), wanted)
+
+
+def test_noise_may_be_written_as_a_fraction():
+    model, x = net().float(), torch.rand(8, 3, 12, 12)
+    one, other = (adapt.frozen_under_noise(model, x, sigma) for sigma in ("1/4", 0.25))
+    assert torch.equal(one(x), other(x))

@@ -178,6 +178,18 @@ def test_every_sigma_is_told_with_statistics_of_its_own(capsys, saved):
     assert all(f"16 noisy training images (sigma {sigma})" in told for sigma in (0.1, 0.5))
 
 
+def test_radii_of_several_sigmas_stand_in_order(capsys, saved, monkeypatch):
+    from trimtab.cli import show
+
+    shown = []
+    monkeypatch.setattr(show, "table", lambda title, columns, rows, right=(): shown.append(columns))
+    assert (
+        say(capsys, "certify", saved, "--limit", "1", "--n", "50", "--n0", "5", "--sigma", "0.5", "1")[0] == 0
+    )
+    (columns,) = shown
+    assert columns[2:] == ["r = 0.25", "r = 0.5", "r = 0.75", "r = 1", "abstains"]
+
+
 def test_cards_of_certify_and_adapt_say_by_which_command_they_were_made(capsys, saved, monkeypatch):
     certify = ("certify", saved, "--limit", "2", "--n", "20", "--n0", "10")
     for words in (certify, ("adapt", saved, "--limit", "2")):
@@ -240,6 +252,9 @@ def test_advbn_images_hurt_more_than_their_reconstructions():
 def test_lens_and_construct_run(capsys, saved):
     found = as_json(capsys, "lens", saved, "--limit", "32", "--eps", "0", "0.2")
     assert set(found["ligs"]) == {"gaussian", "uniform", "fgsm", "pgd"}
+    code, out, _ = say(capsys, "lens", saved, "--limit", "32", "--eps", "0", "--batch-size", "16")
+    assert code == 0
+    assert "A batch of 16 beside the running statistics" in out
     code, out, _ = say(
         capsys, "construct", "D_rand", saved, "--limit", "16", "--steps", "2", "--out", "rand.npz"
     )
@@ -308,6 +323,7 @@ BAD = {
         "cannot heed --out, --plan, --epochs",
     ),
     "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
+    "no such device": (("lens", "net:resnet8,channels=1", "--device", "tpu9"), "tpu9 cannot be used"),
     "unknown run": (("report", "abc"), "abc"),
 }
 

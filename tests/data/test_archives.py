@@ -63,7 +63,7 @@ def test_tiny_imagenet_sorts_its_classes_and_reads_the_validation_list(tmp_path:
     with zipfile.ZipFile(tmp_path / "tiny.zip", "w") as archive:
         archive.writestr("tiny-imagenet-200/wnids.txt", "n02\nn01\n")
         archive.writestr("tiny-imagenet-200/words.txt", "n01\tgoldfish, Carassius\nn02\tnewt\nn03\tother")
-        for name, level in (("n02_1", 200), ("n02_0", 150), ("n01_0", 100)):
+        for name, level in (("n02_1", 200), ("n02_0", 150), ("n01_0", 100), ("n01_1", 60)):
             archive.writestr(f"tiny-imagenet-200/train/{name[:3]}/images/{name}.JPEG", jpeg(level))
         archive.writestr("tiny-imagenet-200/val/images/val_0.JPEG", jpeg(50))
         archive.writestr("tiny-imagenet-200/val/images/val_1.JPEG", jpeg(70, "L"))
@@ -72,8 +72,8 @@ def test_tiny_imagenet_sorts_its_classes_and_reads_the_validation_list(tmp_path:
         archive.writestr("tiny-imagenet-200/test/images/test_0.JPEG", jpeg(1))
     train, test = published.tiny_imagenet(tmp_path / "tiny.zip", quiet)
     assert train.classes == ("goldfish", "newt")
-    assert train.labels.tolist() == [0, 1, 1]
-    assert np.allclose(train.pixels.mean((1, 2, 3)), [100, 150, 200], atol=2)
+    assert train.labels.tolist() == [0, 1, 0, 1]  # in turns: the last are held out to validate
+    assert np.allclose(train.pixels.mean((1, 2, 3)), [100, 150, 60, 200], atol=2)
     assert test.labels.tolist() == [1, 0]
     assert np.allclose(test.pixels.mean((1, 2, 3)), [50, 70], atol=2)
 

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 from trimtab.data import ImageSet, as_set, load
 from trimtab.data.sets import from_arrays
@@ -38,6 +41,22 @@ def test_adapting_draws_nothing_from_the_global_generator() -> None:
     before = torch.random.get_rng_state()
     list(as_set(DataLoader(FLOATS, batch_size=4, shuffle=True)).batches(5))
     assert torch.equal(torch.random.get_rng_state(), before)
+    own = torch.Generator().manual_seed(3)
+    before = own.get_state()
+    as_set(DataLoader(FLOATS, batch_size=4, shuffle=True, generator=own))
+    assert torch.equal(own.get_state(), before)
+
+
+class Told(TensorDataset):
+    """Labels are the process that read the image."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tensors[0][i], torch.tensor(os.getpid() % 1000)
+
+
+def test_labels_and_digest_are_read_by_the_loaders_workers() -> None:
+    loader = DataLoader(Told(PIXELS, LABELS), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert os.getpid() % 1000 not in as_set(loader).labels.tolist()
 
 
 def test_a_samplers_choice_of_images_is_kept() -> None:
@@ -96,6 +115,14 @@ def test_streams_lists_and_arrays_are_held_in_memory(source: object) -> None:
     assert torch.equal(ids, torch.arange(23))
 
 
+class Pictures(Dataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+        return Image.new("RGB", (8, 8)), i
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -104,6 +131,7 @@ def test_streams_lists_and_arrays_are_held_in_memory(source: object) -> None:
             r"pixels in \[0, 1\].*leave out the normalisation",
         ),
         (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255"),
+        (Pictures(), "cannot be put into a batch: one is a Image; let the dataset give tensors"),
         (TensorDataset(PIXELS), "batches of .images, labels. as tensors"),
         ((PIXELS[:3], torch.tensor([0.0, 1.5, -0.4])), r"whole numbers, found 1\.5"),
         (TensorDataset(PIXELS, LABELS / 4), "whole numbers"),

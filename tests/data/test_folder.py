@@ -214,3 +214,13 @@ def test_the_digest_sees_names_sizes_and_the_way_of_cropping(tmp_path: Path) -> 
     assert open_folder(tmp_path, "pets", size=4, resize=6).digest != digest
     (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / "5.png")
     assert open_folder(tmp_path, "pets", size=4, resize=4).digest != digest
+
+
+def test_the_digest_tells_uncompressed_files_of_one_size_apart(tmp_path: Path) -> None:
+    found = []
+    for level in (10, 200):
+        place = tmp_path / str(level) / "cat"
+        place.mkdir(parents=True)
+        Image.new("RGB", (8, 8), (level,) * 3).save(place / "0.bmp")
+        found.append(open_folder(tmp_path / str(level), "pets", size=8, resize=8).digest)
+    assert found[0] != found[1]

@@ -306,6 +306,8 @@ def test_a_stream_is_refused_because_it_would_depend_on_what_came_before(store: 
     state = {name: value.clone() for name, value in stream.state_dict().items()}
     with pytest.raises(BadInput, match="a stream learns from what it is shown"):
         run(stream, sample(), [Clean()], store=store, limit=24, examine=False)
+    with pytest.raises(BadInput, match="a stream learns from what it is shown"):
+        run(nn.Sequential(stream), sample(), [Clean()], store=store, limit=24, examine=False)
     assert stream.seen == 16
     assert all(torch.equal(value, state[name]) for name, value in stream.state_dict().items())
 
@@ -489,3 +491,10 @@ def test_probes_of_a_model_that_couples_by_itself_keep_to_the_chunk(store: Store
     subject = engine.Subject(model, sample(), store, chunk=16)
     assert health(subject, Running(), 0).subject.chunk == 16
     assert health(engine.Subject(trained(), sample(), store, chunk=16), Running(), 0).subject.chunk > 16
+
+
+def test_statistics_that_are_frozen_for_a_certificate_are_those_of_noisy_images() -> None:
+    batch, model = sample().take(torch.arange(32)), trained()
+    shown = Certified(0.5).shown(batch, 3)
+    found, wanted = adapt.frozen(model, shown), adapt.frozen_under_noise(model, batch.x, 0.5, 3, batch.ids)
+    assert torch.equal(found(batch.x), wanted(batch.x))

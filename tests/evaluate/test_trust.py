@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
-from trimtab import adapt, attacks
+from trimtab import adapt, attacks, data, load
+from trimtab.data import ImageSet
 from trimtab.data.embedded import sample
+from trimtab.data.sets import from_arrays
 from trimtab.evaluate import Clean, Store, run, trust
 from trimtab.evaluate.trust import more_stand
 from trimtab.measure import clopper_pearson
@@ -150,6 +152,18 @@ def test_a_planted_defect_raises_its_flag(planted: str) -> None:
     assert expected <= names
     assert budgets or expected == names  # what is wrong with the model itself is named, and nothing else
     assert all(flag.saw and flag.advice for flag in found)
+
+
+def test_images_for_another_network_or_class_by_class_raise_a_flag() -> None:
+    def flags(model: nn.Module, images: ImageSet) -> set[str]:
+        return {flag.name for flag in trust.examine(model, images, ())} & {"size", "classes", "order"}
+
+    model, images = load("zoo:sample-standard"), data.load("sample")
+    assert flags(model, images) == set()
+    larger = torch.nn.functional.interpolate(images.take(torch.arange(128)).x, 40)
+    few = from_arrays(larger.clamp(0, 1), images.labels[:128] % 3)
+    assert flags(model, few) == {"size", "classes"}
+    assert flags(model, images.subset(images.labels.argsort())) == {"order"}
 
 
 @pytest.mark.parametrize("eps", [0.0, 8 / 255], ids=["standard", "adversarially trained"])

@@ -229,10 +229,11 @@ def test_the_callback_reports_usefulness_and_robustness_after_an_epoch(branched)
     from types import SimpleNamespace
 
     from trimtab.attacks import FGSM, Linf
+    from trimtab.data import Batch
 
     class Images:
         def batches(self, size):
-            yield SimpleNamespace(x=points(8), y=torch.arange(8) % 2, ids=torch.arange(8))
+            yield Batch(points(8), torch.arange(8) % 2, torch.arange(8))
 
     told = measure.usefulness(Images(), FGSM(Linf(0.05)))
     assert told(SimpleNamespace(kind="step", model=branched)) is None

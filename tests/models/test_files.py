@@ -119,7 +119,34 @@ def test_where_statistics_come_from_is_saved_of_a_network_of_your_own_and_not_of
 
     x = torch.rand(4, 3, 32, 32)
     assert described(adapt.frozen(trained().net, x)) == "frozen on 4 images (rho=1)"
-    assert described(adapt.per_batch(trained())) is None
+    assert described(adapt.per_batch(trained().net)) is None
+
+
+def test_what_wraps_a_model_that_knows_its_pixels_is_not_saved_without_them(tmp_path):
+    for wrapped in (adapt.per_batch(trained()), adapt.stream(trained()), nn.Sequential(trained())):
+        with pytest.raises(BadInput, match="cannot be saved; save that model"):
+            save(wrapped, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The default weight init")
+def test_what_published_weights_decide_is_saved_with_them(tmp_path, monkeypatch):
+    """Torchvision builds GoogLeNet with other inputs and without its heads if it is given weights."""
+    torchvision = pytest.importorskip("torchvision")
+    made = torchvision.models.get_model("googlenet", init_weights=False, transform_input=True)
+    weights = torchvision.models.GoogLeNet_Weights
+    monkeypatch.setattr(weights, "get_state_dict", lambda *_, **__: made.state_dict())
+    model = load("torchvision:googlenet+pretrained").eval()
+    save(model, tmp_path / "a")
+    assert_same(load(f"file:{tmp_path}/a"), model)
+
+
+def test_a_function_of_yours_keeps_where_its_statistics_come_from(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom trimtab import adapt, load\n"
+        "def net(): return adapt.frozen(load('net:resnet8,width=4'), torch.rand(4, 3, 32, 32))\n"
+    )
+    assert statistics_of(load(f"py:{tmp_path}/own.py:net")) == "frozen on 4 images (rho=1)"
 
 
 def test_branches_are_rebuilt_on_load(tmp_path):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trimtab import draws, norm
 from trimtab.adapt.per_batch import steered_copy
-from trimtab.types import BadInput
+from trimtab.types import BadInput, number
 
 
 def frozen(
@@ -47,7 +47,7 @@ def frozen(
 def frozen_under_noise(
     model: nn.Module,
     images: Tensor,
-    sigma: float,
+    sigma: float | str,
     seed: int = 0,
     ids: Tensor | Sequence[int] | None = None,
     rho: float = 1.0,
@@ -56,6 +56,7 @@ def frozen_under_noise(
 ) -> nn.Module:
     """`frozen` on images with Gaussian noise as certification draws it: in pixels, not clipped."""
     _check(images)
+    sigma = number(sigma)
     noise = draws.normal(images, seed, draws.ids_of(images, ids), draws.purpose("adaptation noise"))
     return frozen(model, images + sigma * noise, rho, blend_of, f"noisy {what} (sigma {sigma:g})")
 
@@ -64,3 +65,5 @@ def _check(images: Tensor) -> None:
     if len(images) == 0 or not images.is_floating_point():
         found = "none" if len(images) == 0 else str(images.dtype)
         raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {found}")
+    if not bool(images.isfinite().all()):
+        raise BadInput("statistics cannot be estimated on images with NaN or infinity")

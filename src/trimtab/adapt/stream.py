@@ -71,6 +71,10 @@ class Stream(nn.Module):
         steering = norm.use(self.model, source="blend", rho=rho, blend_of="pooled", update=False)
         with steering, norm.observe(self.model) as batch:
             z: Tensor = self.model(x)
+        if not all(bool((seen.mean + seen.var).isfinite().all()) for seen in batch.values()):
+            raise BadInput(
+                "these images drive a layer beyond all numbers; the stream has not learnt from them"
+            )
         norm.adopt(self.model, batch, rho, "pooled")
         self.seen += len(x)
         self._watch(z)

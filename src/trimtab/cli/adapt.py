@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, first, origin, speaks, whole
+from trimtab.cli.options import (
+    Count,
+    Device,
+    Json,
+    Model,
+    Place,
+    Seed,
+    Split,
+    first,
+    loaded,
+    origin,
+    speaks,
+    whole,
+)
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -40,10 +53,12 @@ class Adapt:
     blend_of: str = "std"
     """What rho mixes beside the mean: std (the paper) or var."""
     seed: Seed = 0
+    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     save: Place = None
-    """Freeze the statistics on noisy training images, as certification wants, and save the model here."""
+    """Freeze the statistics on noisy training images, as certification wants, by the last --rho, and save the
+    model here."""
     save_sigma: str = "0.25"
     """The noise on those images."""
     save_images: int = 512
@@ -56,9 +71,12 @@ class Adapt:
         from trimtab.cli import show
         from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate import conditions, states
-        from trimtab.types import number
+        from trimtab.types import BadInput, number
 
-        model, images = trimtab.load(self.model), data.load(self.data, self.split)
+        save_sigma = number(self.save_sigma)
+        if self.save_images < 1:
+            raise BadInput(f"--save-images must be 1 or more, found {self.save_images}")
+        model, images = loaded(self.model, self.device), data.load(self.data, self.split)
         shown = [conditions.Noise(s) if number(s) else conditions.Clean() for s in self.sigma]
         shown += [_corrupted(text) for text in self.corruption]
         cards = {}
@@ -74,7 +92,7 @@ class Adapt:
             batch = next(iter(known.batches(self.save_images)))
             trimtab.save(
                 adapt.frozen_under_noise(
-                    model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
+                    model, batch.x, save_sigma, self.seed, batch.ids, number(self.rho[-1]),
                     self.blend_of, origin(known, images),
                 ),
                 self.save,

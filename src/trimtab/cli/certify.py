@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.cli.options import Json, Model, Number, Seed, Split, Text, origin
+from trimtab.cli.options import Device, Json, Model, Number, Seed, Split, Text, loaded, origin
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Certify:
     adapt_on: Text = None
     """Which images: train (sound, and taken if not given), or test as in the paper (labelled so)."""
     seed: Seed = 0
+    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     json: Json = False
 
     def run(self) -> int:
-        import trimtab
         from trimtab import data, evaluate
         from trimtab.cli import show
         from trimtab.cli.evaluate import run_with_progress
@@ -57,7 +57,7 @@ class Certify:
         sources: dict[str, str] = {}
         flags = []
         for sigma in (number(text) for text in self.sigma):
-            model = trimtab.load(self.model)
+            model = loaded(self.model, self.device)
             statistics = "the model's own"
             if self.adapt:
                 model, statistics = self._frozen(model, images, sigma)
@@ -72,7 +72,7 @@ class Certify:
         if self.json:
             show.as_json({name: {**asdict(row), "statistics": sources[name]} for name, row in found.items()})
             return 0
-        names = list(dict.fromkeys(name for row in found.values() for name in row.figures))
+        names = max((list(row.figures) for row in found.values()), key=len)
         names.remove("radius 0")  # the accuracy itself, shown with its interval
         rows = [
             [
@@ -88,7 +88,7 @@ class Certify:
         if self.adapt:
             title += f"; statistics {', '.join(dict.fromkeys(sources.values()))}"
         columns = ["", "r = 0  [95 %]", *(name.replace("radius", "r =") for name in names)]
-        show.table(title, columns, rows, right=range(1, 20))
+        show.table(title, columns, rows, right=range(1, len(columns)))
         show.doubts(flags)
         return 0
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, first
+from trimtab.cli.options import Count, Device, Json, Model, Place, Seed, Split, first, loaded
 
 PAINTED = ("AdvBN", "reconstructed")
 """Kinds that a decoder paints."""
@@ -40,15 +40,15 @@ class Construct:
     out: Place = None
     """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
+    device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
-        import trimtab
         from trimtab import construct, data
         from trimtab.cli import show
 
         self._check()
-        model = trimtab.load(self.model)
+        model = loaded(self.model, self.device)
         images = first(data.load(self.data, self.split), self.limit)
         method = self._method(model)
         about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}

@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Count, Json, Model, Place, Seed, Split, Strict, Text, first, speaks, whole
+from trimtab.cli.options import (
+    Count,
+    Device,
+    Json,
+    Model,
+    Place,
+    Seed,
+    Split,
+    Strict,
+    Text,
+    first,
+    loaded,
+    speaks,
+    whole,
+)
 
 if TYPE_CHECKING:
     from trimtab.data import Images
@@ -63,6 +77,7 @@ class Evaluate:
     """Images that are committed at once, and the batch of states that adapt per batch."""
     processes: int = 1
     """Processes on this machine."""
+    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     page: Place = None
@@ -75,7 +90,6 @@ class Evaluate:
     json: Json = False
 
     def run(self) -> int:
-        import trimtab
         from trimtab import data, evaluate
         from trimtab.attacks import L2, Linf
         from trimtab.cli import show
@@ -85,7 +99,7 @@ class Evaluate:
             raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} has no use for it")
         images = data.load(self.data, self.split)
         baseline = self._baseline(images)
-        model = trimtab.load(self.model)
+        model = loaded(self.model, self.device)
         card = run_with_progress(
             evaluate,
             model,

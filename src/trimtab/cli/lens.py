@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from trimtab.cli.options import Json, Model, Number, Seed, Split, first
+from trimtab.cli.options import Device, Json, Model, Number, Seed, Split, first, loaded
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,19 @@ class Lens:
     """Only the first so many images."""
     eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
     """Relative radii of statistics shifts."""
+    batch_size: int = 256
+    """Images at once; the first so many show the statistics of a batch and the loss along a step."""
     seed: Seed = 0
+    device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
-        import trimtab
         from trimtab import data, measure, norm
         from trimtab.cli import show
 
-        model = trimtab.load(self.model)
+        model = loaded(self.model, self.device)
         images = data.load(self.data, self.split)
-        batches = list(first(images, self.limit).batches(256))
+        batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
         similarity = {}
         for probe in measure.PROBES:
             found = [
@@ -59,7 +63,14 @@ class Lens:
             by = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}
             table = [[name, *(show.percent(by[name, eps]) for eps in self.eps)] for name in attacks]
             columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
-            show.table("Accuracy with shifted running statistics", columns, table, right=range(1, 9))
+            show.table(
+                "Accuracy with shifted running statistics", columns, table, right=range(1, len(columns))
+            )
+            show.table(
+                f"A batch of {len(one.y)} beside the running statistics, averaged over channels",
+                ["layer", "mean moved by (deviations)", "deviation, times the running one"],
+                _drift(drift), right=[1, 2],
+            )  # fmt: skip
         else:
             show.out.print("Statistics were not shifted: there is no batch-norm layer that can be steered.")
         low, high = smooth.loss_range
@@ -69,3 +80,16 @@ class Lens:
             markup=False,
         )
         return 0
+
+
+def _drift(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Of each layer, averaged over its channels."""
+    by_layer: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        deviation = max(row["running variance"], 1e-12) ** 0.5
+        moved = abs(row["batch mean"] - row["running mean"]) / deviation
+        by_layer.setdefault(row["layer"], []).append((moved, row["batch variance"] ** 0.5 / deviation))
+    return [
+        [name, *(f"{fmean(column):.2f}" for column in zip(*found, strict=True))]
+        for name, found in by_layer.items()
+    ]

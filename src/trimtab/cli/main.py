@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if not ran_out(trouble):
             raise
-        return _say("memory ran out; take smaller batches (--batch-size, --chunk, a recipe's batch_size)")
+        return _say(
+            "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
+        )
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

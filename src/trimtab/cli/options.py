@@ -23,6 +23,10 @@ Strict = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit 
 Split = Annotated[str, tyro.conf.arg(help="Which part of the images: train or test.")]
 Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
 
+Device = Annotated[
+    str, tyro.conf.arg(help="Where the model runs: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+]
+
 Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 Text = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="(optional)")]
 Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
@@ -42,6 +46,22 @@ Number = Annotated[
 def speaks() -> bool:
     """Whether this process is the first of those that torchrun or Fabric started, or alone."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
+
+
+def loaded(model: str, device: str) -> Any:
+    """The model that a command names, where it is to run."""
+    import torch
+
+    import trimtab
+
+    found = trimtab.load(model)
+    try:
+        return found.to(
+            "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+        )
+    except (RuntimeError, AssertionError) as problem:  # torch without CUDA asserts that it has it
+        reason = str(problem).partition("\n")[0].partition(". ")[0]
+        raise BadInput(f"--device {device} cannot be used here: {reason}") from None
 
 
 def whole(text: str, option: str) -> int:

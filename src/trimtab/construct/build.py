@@ -84,14 +84,12 @@ def build(
     with readable_errors(parts):
         parts.mkdir(parents=True, exist_ok=True)
     made = []
-    like = next(model.parameters(), torch.empty(0))  # batches go where, and as wide as, the model is
     for start in range(0, len(images), CHUNK):
         path = parts / f"{start:08d}.safetensors"
         if held(path) is None:
             batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
             ids = torch.arange(start, start + len(batch.y))
-            there = Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), ids)
-            x, y = method(model, there, images, seed)
+            x, y = method(model, batch._replace(ids=ids).beside(model), images, seed)
             keep(path, {"x": x.float(), "y": y})
         made.append(path)
         if progress is not None:

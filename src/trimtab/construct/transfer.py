@@ -13,7 +13,7 @@ from torch import nn
 
 from trimtab.attacks.guard import guard
 from trimtab.construct.labels import Relabelled
-from trimtab.data import Batch, Images
+from trimtab.data import Images
 
 
 def transfer(
@@ -29,9 +29,7 @@ def transfer(
     counts = {(s, t): 0 for s in sources for t in targets}
     for batch in images.batches(batch_size):
         for source, model in sources.items():
-            like = next(model.parameters(), batch.x)
-            there = Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), batch.ids)
-            x, label = method(model, there, images, seed)
+            x, label = method(model, batch.beside(model), images, seed)
             for target, reader in targets.items():
                 with guard(reader), torch.no_grad():
                     counts[source, target] += int((reader(x).argmax(1) == label).sum())

@@ -44,9 +44,13 @@ def as_set(source: Any, name: str | None = None) -> Images:
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         source = DataLoader(source)
     if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
+        own = getattr(source.sampler, "generator", None)
+        before = own.get_state() if own is not None else None
         with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
             drawn = source.sampler if source.batch_size else chain.from_iterable(source.batch_sampler or [])
             ids = torch.tensor(sorted(set(drawn)))
+        if own is not None:  # ... or from its own
+            own.set_state(before)
         return DataLoaderSet(source, ids, name or type(source.dataset).__name__)
     if isinstance(source, tuple) and _is_pair(source):
         source = [source]
@@ -70,21 +74,38 @@ class DataLoaderSet(Images):
     name: str
 
     def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        dataset, collate = self.loader.dataset, self.loader.collate_fn
-        x, y = _pair(collate([dataset[i] for i in self.ids[positions].tolist()]))
-        check_images(x, self.name)
-        return x.permute(0, 2, 3, 1), y
+        dataset = self.loader.dataset
+        return self._checked(self._collated([dataset[i] for i in self.ids[positions].tolist()]))
 
     def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
         parts = spans(len(self), size, start)
+        for part, (pixels, y) in zip(parts, self._read(size, start), strict=True):
+            yield Batch(as_float(pixels), y, self.ids[part])
+
+    def _read(self, size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `raw`, one batch after the other, by the loader's own workers."""
         chosen = Subset(self.loader.dataset, self.ids[start:].tolist())
-        workers, collate = self.loader.num_workers, self.loader.collate_fn
-        own = torch.Generator()  # or iterating would draw from the global one
-        again = DataLoader(chosen, size, num_workers=workers, collate_fn=collate, generator=own)
-        for part, batch in zip(parts, again, strict=True):
-            x, y = _pair(batch)
-            check_images(x, self.name)
-            yield Batch(as_float(x.permute(0, 2, 3, 1)), y, self.ids[part])
+        workers, own = (
+            self.loader.num_workers,
+            torch.Generator(),
+        )  # or iterating would draw from the global one
+        again = DataLoader(chosen, size, num_workers=workers, collate_fn=self._collated, generator=own)
+        return map(self._checked, again)
+
+    def _collated(self, images: list[Any]) -> Any:
+        try:
+            return self.loader.collate_fn(images)
+        except TypeError as problem:
+            first = images[0][0] if isinstance(images[0], tuple | list) else images[0]
+            raise BadInput(
+                f"the images of {self.name} cannot be put into a batch: one is a {type(first).__name__}; "
+                "let the dataset give tensors"
+            ) from problem
+
+    def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = _pair(batch)
+        check_images(x, self.name)
+        return x.permute(0, 2, 3, 1), y
 
     def subset(self, which: Which) -> DataLoaderSet:
         return replace(self, ids=self.ids[positions_of(which, len(self))])
@@ -118,8 +139,7 @@ class DataLoaderSet(Images):
         labels: list[Tensor] = []
 
         def parts() -> Iterator[Tensor]:
-            for positions in spans(len(self), 256):
-                pixels, y = self.raw(positions)
+            for pixels, y in self._read(256):
                 labels.append(y)
                 yield pixels
             yield torch.cat(labels)

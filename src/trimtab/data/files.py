@@ -42,6 +42,10 @@ def default_root() -> Path:
 
 def save(images: ImageSet, path: str | Path) -> None:
     """Write a set as one file; `load("file:PATH")` reads it."""
+    if not isinstance(images, ImageSet):
+        raise BadInput(
+            f"only a set in memory is written; a {type(images).__name__} has `in_memory()` for that"
+        )
     tensors = {
         "images": images.images.permute(0, 2, 3, 1).contiguous(),
         "labels": images.labels.contiguous(),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,10 +26,11 @@ from PIL import Image
 from torch import Tensor
 
 from trimtab.data.files import FORMATS, UNREADABLE, kind_of
-from trimtab.data.sets import Batch, Images, ImageSet, Which, moments, positions_of, spans
+from trimtab.data.sets import Batch, Images, ImageSet, Which, in_turns, moments, positions_of, spans
 from trimtab.types import BadInput, InputSpec
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+UNCOMPRESSED = (".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 WORKERS = min(32, 2 * (os.cpu_count() or 1))
 LONGEST = 65_536
 """Pixels of the longer side after resizing; beyond lies what is no picture."""
@@ -71,11 +72,18 @@ class FolderSet(Images):
 
     @cached_property
     def digest(self) -> str:
-        """Of the files' names and sizes: reading all pixels of ImageNet takes longer than many uses of it."""
+        """Of the files' names and sizes: reading all pixels of ImageNet takes longer than many uses of it.
+
+        Uncompressed files are of one size whatever they show, so they are read.
+        """
         content = hashlib.sha256(f"{self.spec.size} {self.spec.channels} {self.resize}".encode())
         for file in self.files:
-            line = f"\n{file} {(self.root / file).stat().st_size}"
-            content.update(line.encode(errors="surrogateescape"))  # a name need not be text
+            path = self.root / file
+            content.update(
+                f"\n{file} {path.stat().st_size}".encode(errors="surrogateescape")
+            )  # or it is no text
+            if file.lower().endswith(UNCOMPRESSED):
+                content.update(hashlib.sha256(path.read_bytes()).digest())
         for part in (self.labels, self.ids):
             content.update(part.contiguous().numpy().data)
         return content.hexdigest()
@@ -104,7 +112,7 @@ def open_folder(
     those of at most a thousand of the images, evenly spaced, unless given.
     """
     listed, of_class = list_images(root)
-    order = _in_turns(of_class)
+    order = in_turns(of_class)
     files, folders = [listed[i] for i in order], [of_class[i] for i in order]
     classes = tuple(classes or sorted(set(folders)))
     if unknown := sorted(set(folders) - set(classes)):
@@ -146,16 +154,6 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
             f"{root} holds no class folders with images; put the images of each class in a subfolder"
         )
     return files, folders
-
-
-def _in_turns(folders: Sequence[str]) -> list[int]:
-    """Positions by how far through its class an image lies; equals keep their order."""
-    sizes, seen = Counter(folders), Counter[str]()
-    through = []
-    for folder in folders:
-        seen[folder] += 1
-        through.append((seen[folder] - 0.5) / sizes[folder])
-    return sorted(range(len(folders)), key=through.__getitem__)
 
 
 def _below(place: Path, named: Path, above: tuple[str, ...] = ()) -> Iterator[str]:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from trimtab.data.archives import members
 from trimtab.data.files import FORMATS, UNREADABLE, existing, kind_of
+from trimtab.data.sets import in_turns
 from trimtab.data.sources import Progress
 from trimtab.types import BadInput
 
@@ -115,6 +116,8 @@ def tiny_imagenet(path: Path, progress: Progress) -> Iterator[Split]:
                 raise BadInput(f"{name} in {path} is {pixels.shape[1]}x{pixels.shape[0]}, expected 64x64")
             progress(f"decoding {split}", len(found), total)
         names = sorted(found)
+        if split == "train":
+            names = [names[at] for at in in_turns([name.split("_")[0] for name in names])]
         labels = [number.get(listed.get(name, name.split("_")[0]), -1) for name in names]
         if not names or min(labels) < 0:
             odd = f"no class is known of {names[labels.index(-1)]}" if names else f"it has no {split} images"

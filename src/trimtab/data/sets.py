@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.types import BadInput, InputSpec
 
@@ -37,6 +38,11 @@ class Batch(NamedTuple):
     """int64 (N,), or float32 (N, classes) where labels were mixed."""
     ids: Tensor
     """int64 (N,), the images' indices in their set."""
+
+    def beside(self, model: nn.Module) -> Batch:
+        """Where, and as wide as, a model is."""
+        like = next(model.parameters(), self.x)
+        return Batch(self.x.to(like.device, like.dtype), self.y.to(like.device), self.ids)
 
 
 class Images(ABC):
@@ -127,6 +133,17 @@ def as_float(pixels: Tensor) -> Tensor:
     if pixels.dtype == torch.uint8:
         x.div_(255)
     return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def in_turns(classes: Sequence[str]) -> list[int]:
+    """Positions by how far through its class an image lies; equals keep their order. So the first images of a
+    set that comes class by class are of all classes."""
+    sizes, seen = Counter(classes), Counter[str]()
+    through = []
+    for one in classes:
+        seen[one] += 1
+        through.append((seen[one] - 0.5) / sizes[one])
+    return sorted(range(len(classes)), key=through.__getitem__)
 
 
 def spans(count: int, size: int, start: int = 0) -> Iterator[Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from trimtab import draws
 from trimtab.certify import VERSION, certify
 from trimtab.certify.bounds import max_radius
 from trimtab.data.sets import Batch
@@ -30,7 +31,7 @@ class Certified(Condition):
     alpha: float = 0.001
     """The chance that a certificate is wrong."""
     kind: ClassVar[str] = "certificate"
-    version: ClassVar[int] = VERSION
+    version: ClassVar[int] = VERSION + 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
@@ -45,6 +46,11 @@ class Certified(Condition):
 
     def applies(self, model: nn.Module, coupled: bool) -> bool:
         return not coupled
+
+    def shown(self, batch: Batch, seed: int) -> Tensor:
+        """What a state adapts to; certificates draw their own noise."""
+        noise = draws.normal(batch.x, seed, batch.ids.tolist(), draws.purpose("adaptation noise"))
+        return batch.x + float(self.sigma) * noise
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         found = certify(model, batch.x, self.sigma, self.n0, self.n, self.alpha, seed, batch.ids)

@@ -195,9 +195,3 @@ def as_condition(given: Any) -> Condition:
     if callable(given):
         return Attacked(given)
     raise BadInput(f"a suite holds conditions and attacks, found {given!r}")
-
-
-def to_model(batch: Batch, model: nn.Module) -> Batch:
-    """A batch where, and as wide as, the model is."""
-    like = next(model.parameters(), batch.x)
-    return Batch(batch.x.to(like.device, like.dtype), batch.y.to(like.device), batch.ids)

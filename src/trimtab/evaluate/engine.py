@@ -56,7 +56,7 @@ class Subject:
     """The batch size that memory has been found to allow, where that is less."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, adapt.Stream):
+        if any(isinstance(module, adapt.Stream) for module in self.model.modules()):
             raise BadInput(
                 "a stream learns from what it is shown, so its accuracy depends on what came before; "
                 "evaluate its model, in the norm state PerBatch or Frozen"
@@ -72,9 +72,7 @@ class Subject:
 
     def batch(self, start: int, stop: int) -> Batch:
         """These images, where and as wide as the model is."""
-        taken = self.data.take(torch.arange(start, min(stop, len(self.data))))
-        like = next(self.model.parameters(), taken.x)
-        return Batch(taken.x.to(like.device, like.dtype), taken.y.to(like.device), taken.ids)
+        return self.data.take(torch.arange(start, min(stop, len(self.data)))).beside(self.model)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ in less than one case of a thousand (sign test), so that a sound model raises no
 
     modes, stochastic, batch, non-finite     the model is not one function of the image
     normalisation                            pixels arrive normalised twice, never, or in another range
+    size, classes, order                     images of another size or set of classes, or class by class
     probabilities, no gradient, cut          attacks on logits cannot climb
     weak attack, one step                    PGD is weaker than FGSM; FGSM is far weaker than PGD
     steps, budget                            more steps, or a larger budget, break less
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.attacks import FGSM, PGD, Linf, guard, is_flat
-from trimtab.data import as_set
+from trimtab.data import Batch, Images, as_set
 from trimtab.evaluate.card import Flag, Row
 from trimtab.evaluate.conditions import AFTER, Attacked, Columns
 from trimtab.evaluate.engine import Cell, Subject, measure
@@ -38,7 +39,7 @@ from trimtab.evaluate.probes import MARKS, PROBED, Health, attacks_at
 from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import Store
 from trimtab.measure.accuracy import Accuracy
-from trimtab.models import check_input
+from trimtab.models import Pixels, check_input
 from trimtab.types import Budget, InputSpec
 
 CHANCE = 1e-3
@@ -120,15 +121,35 @@ def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
     with guard(cell.subject.model) as model:
         faults = check_input(model, batch.x, batch.y)
         layers = norm.audit(model).layers
+        other = list(_other_images(model, batch, cell.subject.data))
     untrained = [one.name for one in layers if any(found.kind == "never trained" for found in one.trouble)]
     for fault in faults:
         yield Flag("normalisation", fault, "give the model the mean and deviation that it was trained with")
+    yield from other
     if untrained:
         saw = f"running statistics of {len(untrained)} layers were never trained ({untrained[0]} for one)"
         yield Flag(
             "untrained", saw, "load trained weights (file:PATH, timm:NAME+pretrained), or train it first"
         )
     yield from health_flags(columns)
+
+
+def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
+    """Images that are not those the model was made for, or that come class by class."""
+    size = tuple(batch.x.shape[2:])
+    if isinstance(model, Pixels) and model.origin is not None and size != model.spec.size:
+        made, found = (f"{h} x {w}" for h, w in (model.spec.size, size))
+        saw = f"the network was made for {made} pixels, the images have {found}"
+        yield Flag("size", saw, "give it images of its size")
+    outputs, classes = model(batch.x[:1]).shape[1], len(data.classes)
+    if outputs > classes:
+        saw = f"the model tells {outputs} classes apart, the images have {classes}"
+        yield Flag("classes", saw, "see that label k of the images is the model's class k")
+    shown = len(batch.y.unique())
+    if shown < min(classes, len(batch.y)) / 4:
+        saw = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
+        advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
+        yield Flag("order", saw, advice)
 
 
 def health_flags(columns: Columns) -> Iterator[Flag]:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import norm
+from trimtab.norm.state import images_for
 from trimtab.types import BadInput
 
 
@@ -46,6 +47,8 @@ def landscape(
     probe = norm.copied(model).eval().requires_grad_(True)  # eval: drop-out is noise of its own
     if norm.steerable(probe):
         norm.steer(probe)
+    x = images_for(probe, x)
+    y = y.to(x.device)
     with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]

@@ -114,14 +114,13 @@ def usefulness(
         model = event.model
         right = stands = n = 0
         similarity = Average()
-        like = next(model.parameters(), torch.empty(0))
         for batch in images.batches(batch_size):
-            x, y = batch.x.to(like.device, like.dtype), batch.y.to(like.device)
+            x, y, ids = batch.beside(model)
             with guard(model), torch.no_grad():
                 right += int((model(x).argmax(1) == y).sum())
-            similarity += Average.of(ligs(model, x, y, seed=seed, ids=batch.ids))
+            similarity += Average.of(ligs(model, x, y, seed=seed, ids=ids))
             if attack is not None:
-                stands += int((~attack.outcome(model, x, y, seed, batch.ids).broken).sum())
+                stands += int((~attack.outcome(model, x, y, seed, ids).broken).sum())
             n += len(y)
         found = {"usefulness": right / n, "ligs": similarity.mean}
         return found if attack is None else found | {"robust usefulness": stands / n}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
 from trimtab.attacks.guard import guard
+from trimtab.norm.state import images_for
 from trimtab.types import BadInput
 
 Row = dict[str, Any]
@@ -45,7 +46,7 @@ def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
     held = _running(model)
     steering = norm.use(model, source="batch", update=False)
     with torch.no_grad(), guard(model, running=False), steering, norm.observe(model) as seen:
-        model(x)
+        model(images_for(model, x))
     return [
         {
             "layer": layer,
@@ -86,7 +87,7 @@ def tolerance(
     unknown = [name for name in attacks if name not in ATTACKS]
     if unknown:
         raise BadInput(f"there is no statistics attack {unknown[0]!r}; take one of {', '.join(ATTACKS)}")
-    images = [(batch[0], batch[1]) for batch in batches]
+    images = [(x, y.to(x.device)) for x, y in ((images_for(model, batch), batch[1]) for batch in batches)]
     if not images:
         raise BadInput("tolerance needs at least one batch of images, found none")
     first_x, first_y = images[0]

@@ -21,6 +21,8 @@ from trimtab.models.networks import build
 from trimtab.models.pixels import Origin, Pixels, wrap
 from trimtab.types import BadInput, InputSpec
 
+_DECIDED_BY_WEIGHTS = ("transform_input", "aux_logits")
+
 
 def architecture(
     scheme: str, name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]
@@ -36,7 +38,7 @@ def architecture(
         norm.swap(model.net, kind)
         given["norm"] = kind
     provenance = {"weights": f"{scheme}:{name}+{weights}"} if weights else {}
-    return Pixels(model.net, model.spec, model.classes, Origin(f"{scheme}:{name}", given, provenance))
+    return model.described(origin=Origin(f"{scheme}:{name}", given, provenance))
 
 
 def _net(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
@@ -76,10 +78,11 @@ def _torchvision(name: str, classes: int | None, weights: str | None, arguments:
     labels = chosen.meta["categories"]
     if weights:
         _require_classes(f"torchvision:{name}", len(labels), classes)
-    if classes is not None:
-        arguments = {**arguments, "num_classes": classes}
-    make = partial(models.get_model, name, weights=chosen if weights else None, **arguments)
+    told = arguments if classes is None else {**arguments, "num_classes": classes}
+    make = partial(models.get_model, name, weights=chosen if weights else None, **told)
     net = _made(f"torchvision:{name}", weights, make)
+    if weights:  # a file must say so
+        arguments |= {key: getattr(net, key) for key in _DECIDED_BY_WEIGHTS if hasattr(net, key)}
     recorded = chosen.transforms()
     (size,) = recorded.crop_size
     spec = InputSpec((size, size), 3, tuple(recorded.mean), tuple(recorded.std))

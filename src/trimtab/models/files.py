@@ -49,7 +49,13 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
 
     `provenance` is added to what the model already records about its weights.
     """
-    pixels = wrap(innermost(model))
+    inner = innermost(model)
+    if not isinstance(inner, Pixels) and any(isinstance(module, Pixels) for module in inner.modules()):
+        raise BadInput(
+            f"a {type(inner).__name__} around a model that knows its pixels cannot be saved; save that model "
+            "(adapted statistics: adapt.frozen)"
+        )
+    pixels = wrap(inner)
     state = {
         key.replace("_orig_mod.", ""): value.detach().cpu().contiguous().clone()  # parts may be compiled, too
         for key, value in innermost(pixels.net).state_dict().items()

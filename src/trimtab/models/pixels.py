@@ -73,6 +73,14 @@ class Pixels(nn.Module):
             _require_pixels(x, self.spec)
         return self.net(self.normalise(x))
 
+    def described(self, **changes: Any) -> Pixels:
+        """The same network under another `spec`, `classes` or `origin`."""
+        told = {"spec": self.spec, "classes": self.classes, "origin": self.origin, **changes}
+        again = Pixels(self.net, **told)
+        if "provenance" in vars(self):  # of its statistics
+            again.provenance = self.provenance
+        return again
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -97,12 +105,7 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
     taken to want pixels as they are.
     """
     if isinstance(model, Pixels):
-        if spec is None or spec == model.spec:
-            return model
-        again = Pixels(model.net, spec, model.classes, model.origin)
-        if "provenance" in vars(model):  # of its statistics
-            again.provenance = model.provenance
-        return again
+        return model if spec is None or spec == model.spec else model.described(spec=spec)
     if spec is None and (spec := recorded_spec(model)) is None:
         channels = channels_of(model) or 3
         spec = InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)

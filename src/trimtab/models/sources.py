@@ -176,7 +176,7 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
     assert model.origin is not None
     if described is None:
         origin = replace(model.origin, provenance={"weights": f"file:{path}"})
-        return Pixels(model.net, model.spec, model.classes, origin)
+        return model.described(origin=origin)
     origin = replace(model.origin, provenance=described["provenance"])
     model = Pixels(model.net, files.spec_in(described), described["classes"], origin)
     if "statistics" in described:

@@ -102,10 +102,8 @@ def _incorruptible(data: Images) -> str:
 
 def _charts(model: nn.Module, batch: Batch, card: Card) -> Iterator[plots.Chart]:
     copied = norm.steer(norm.copied(model)).eval()
-    like = next(copied.parameters())
-    on_device = [(batch.x.to(like), batch.y.to(like.device))]
     series: dict[str, dict[float, float]] = {}
-    for row in measure.tolerance(copied, on_device, attacks=("sign step (APART)", "random signs")):
+    for row in measure.tolerance(copied, [batch], attacks=("sign step (APART)", "random signs")):
         series.setdefault(row["attack"], {})[row["eps"]] = row["accuracy"]
     yield plots.tolerance_curve(series)
     several = {name: layer for name, layer in norm.layers(copied).items() if len(layer.branch_names) > 1}

@@ -20,7 +20,6 @@ from trimtab import attacks, construct, measure
 from trimtab.attacks import CW, FGSM, L2, PGD, Linf
 from trimtab.data import Images
 from trimtab.evaluate import PerBatch
-from trimtab.evaluate.conditions import to_model
 from trimtab.studies import corruption
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
@@ -51,7 +50,7 @@ def over_training(bench: Bench) -> Callback:
     def told(event: Event) -> dict[str, float] | None:
         if event.kind != "epoch":
             return None
-        x, y, _ = to_model(batch, event.model)
+        x, y, _ = batch.beside(event.model)
         found = measure.landscape(event.model, x, y)
         low, high = found.loss_range
         walked = {"loss range": high - low, "gradient change": found.gradient_change, "beta": found.beta}
@@ -399,7 +398,7 @@ def alignment(model: nn.Module, images: Images) -> dict[str, float]:
     """Accuracy against y + 1 (what robust cues were taught as) and against y."""
     robust = other = n = 0
     with attacks.guard(model), torch.no_grad():
-        for x, y, _ in (to_model(batch, model) for batch in images.batches(250)):
+        for x, y, _ in (batch.beside(model) for batch in images.batches(250)):
             says = model(x).argmax(1)
             robust += int((says == (y + 1) % len(images.classes)).sum())
             other += int((says == y).sum())

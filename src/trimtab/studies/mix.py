@@ -22,7 +22,6 @@ from trimtab import measure
 from trimtab.attacks import FGSM, CurvePGD, Linf
 from trimtab.data import Batch, Loader
 from trimtab.evaluate import Branch, NormState
-from trimtab.evaluate.conditions import to_model
 from trimtab.studies.bench import Bench
 from trimtab.studies.claim import claim
 from trimtab.studies.conditions import CraftedOn
@@ -232,7 +231,7 @@ def training_batches(bench: Bench, net: Net, most: int) -> list[Batch]:
     size = min(recipe.batch_size, 128, len(whole) // 4)
     loader = Loader(whole, size, recipe.data.augment, bench.seed, epoch=recipe.epochs, drop_last=True)
     few, model = islice(loader, min(most, len(loader) // 2 * 2)), bench.network(net)
-    return [to_model(batch, model) for batch in few]
+    return [batch.beside(model) for batch in few]
 
 
 MEMORY = 19
