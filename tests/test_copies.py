@@ -139,14 +139,14 @@ def test_what_was_kept_from_a_pass_is_copied_too() -> None:
     class Keeping(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.kept = super().forward(x)
-            self.all = [self.kept, (self.kept, 1)]
+            self.all = [self.kept, (self.kept, 1), {"h": self.kept}]
             return self.kept
 
     net = nn.Sequential(Keeping(3, 3), torch.nn.utils.weight_norm(nn.Linear(3, 3)))
     net(torch.rand(2, 3))
     copied = duplicate(net)
     assert torch.equal(copied[0].kept, net[0].kept)
-    assert copied[0].kept is copied[0].all[0] is copied[0].all[1][0]
+    assert copied[0].kept is copied[0].all[0] is copied[0].all[1][0] is copied[0].all[2]["h"]
     assert copied[0].kept is not net[0].kept
     x = torch.rand(2, 3)
     assert torch.equal(copied(x), net(x))

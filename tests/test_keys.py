@@ -159,3 +159,97 @@ def test_steering_alone_is_no_other_model_and_freezing_is() -> None:
     steered = trimtab.steer(net())
     assert keys.weights(steered) == keys.weights(net())
     assert keys.weights(norm.freeze(steered)) != keys.weights(net())
+
+
+def helper(x: Any) -> Any:
+    return x * 2
+
+
+class Unlike:
+    """Models that differ in one thing that is no parameter; each is made anew, as in another run."""
+
+    @staticmethod
+    def in_a_list(seed: int) -> nn.Module:
+        model = net()
+        torch.manual_seed(seed)
+        model.others = [nn.Linear(2, 2)]  # type: ignore[assignment]  # unregistered
+        return model
+
+    @staticmethod
+    def in_an_object(size: int) -> nn.Module:
+        class Steps:
+            def __init__(self) -> None:
+                self.steps = [size]
+
+            def __call__(self, x: Any) -> Any:
+                return x
+
+        model = net()
+        model.before = Steps()  # type: ignore[assignment]
+        return model
+
+    @staticmethod
+    def chosen_classes(first: int) -> nn.Module:
+        class Subset(nn.Sequential):
+            pass
+
+        model = Subset(*net())
+        model.classes = [first, first + 1]  # type: ignore[assignment]
+        return model
+
+    @staticmethod
+    def attribute_of_the_class(scale: int) -> nn.Module:
+        return type("Scaled", (nn.Sequential,), {"scale": scale, "__module__": "own"})(*net())
+
+    @staticmethod
+    def default_argument(by: int) -> nn.Module:
+        def forward(self: Any, x: Any, times: int = by) -> Any:
+            return x * times
+
+        return type("Scaled", (nn.Sequential,), {"forward": forward, "__module__": "own"})(*net())
+
+    @staticmethod
+    def decorated(other: int) -> nn.Module:
+        def decorate(function: Any) -> Any:
+            return lambda self, x: function(self, x)
+
+        def forward(self: Any, x: Any) -> Any:
+            return x
+
+        def elsewhere(self: Any, x: Any) -> Any:
+            return -x
+
+        chosen = decorate(elsewhere if other else forward)
+        return type("Wrapped", (nn.Sequential,), {"forward": chosen, "__module__": "own"})(*net())
+
+    @staticmethod
+    def static_method(other: int) -> nn.Module:
+        method = staticmethod((lambda x: x) if other else (lambda x: -x))
+        return type("Static", (nn.Sequential,), {"method": method, "__module__": "own"})(*net())
+
+
+@pytest.mark.parametrize("what", [name for name in vars(Unlike) if not name.startswith("_")])
+def test_models_that_compute_otherwise_have_other_digests(what: str) -> None:
+    make = getattr(Unlike, what)
+    assert keys.weights(make(0)) == keys.weights(make(0))
+    assert keys.weights(make(0)) != keys.weights(make(1))
+
+
+def test_a_digest_sees_the_functions_that_a_forward_pass_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Calling(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return helper(x)
+
+    before = keys.weights(Calling(*net()))
+    monkeypatch.setitem(globals(), "helper", lambda x: x * 3)
+    assert keys.weights(Calling(*net())) != before
+
+
+def test_names_of_classes_are_words_and_circles_end() -> None:
+    plain, named = net(), net()
+    named.classes = ("cat", "dog")  # type: ignore[assignment]
+    plain.classes = None  # type: ignore[assignment]
+    assert keys.weights(plain) == keys.weights(named)
+    outer, inner = net(), nn.Linear(2, 2)
+    outer.held, inner.back = [inner], [outer]  # type: ignore[assignment]
+    assert keys.weights(outer)

@@ -82,6 +82,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return tuple(_copied(one, memo) for one in value)
     if type(value) in _HOLDERS and not value:
         return memo.setdefault(id(value), type(value)())
+    if type(value) in (dict, OrderedDict) and id(value) not in memo:
+        kept = memo[id(value)] = type(value)()
+        kept.update((copy.deepcopy(name, memo), _copied(one, memo)) for name, one in value.items())
     if type(value) is list and id(value) not in memo:  # one list may be held by several modules
         made = memo[id(value)] = []
         made.extend(_copied(one, memo) for one in value)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from trimtab.types import BadInput
 
-_ASIDE = {*vars(nn.Module()), "provenance", "origin", "classes", "setting", "synchronised"}
-"""What a module holds that is no constant of its own: torch's book-keeping, words, what `use` has chosen."""
+_ASIDE = {*vars(nn.Module()), "setting", "synchronised"}
+"""What a module holds that is no constant of its own: torch's book-keeping, what `use` has chosen."""
+_WORDS = {"provenance", "origin", "classes"}
+"""What it may hold for people."""
 _KNOWN = ("builtins", "torch", "trimtab")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -66,19 +68,21 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def weights(model: nn.Module) -> str:
+def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
     """The hash of a model: every parameter and buffer (all branches, also what is never saved), the kind of
     every module, its code if that is not torch's or ours, and what it holds, so that equal weights in another
     architecture, or under another constant, are another model. A layer counts at every place that it has.
     """
     content = hashlib.sha256()
+    within |= {id(module) for module in model.modules()}
     for name, module in model.named_modules(remove_duplicate=False):
         kind = getattr(module, "stock_class", type(module))  # steering by itself changes nothing
-        own = {at: _constant(value) for at, value in vars(module).items() if at not in _ASIDE}
+        held = {at: value for at, value in vars(module).items() if not _aside(at, value, kind)}
+        own = {at: _constant(value, within) for at, value in held.items()}
         if getattr(vars(module).get("rest"), "neutral", False):
             del own["rest"]
-        hooks = [_constant(hook) for at in _HOOKS for hook in vars(module)[at].values()]
-        about = [f"{_name(kind)}({module.extra_repr()})", _code(kind), own, hooks]
+        hooks = [_constant(hook, within) for at in _HOOKS for hook in vars(module)[at].values()]
+        about = [f"{_name(kind)}({module.extra_repr()})", _code(kind, within), own, hooks]
         content.update(f"{name}:{_ADDRESS.sub('', canonical(about))}\n".encode())
     tensors = [
         *model.named_parameters(remove_duplicate=False),
@@ -90,8 +94,18 @@ def weights(model: nn.Module) -> str:
     return content.hexdigest()
 
 
-def _constant(value: Any) -> Any:
-    """What a module holds, as JSON; of what is no constant, such as another module, only the kind."""
+def _aside(name: str, value: Any, kind: type) -> bool:
+    """Whether an attribute is no constant of its module: book-keeping, or words (others' may be indices)."""
+    words = isinstance(value, str | None) or all(isinstance(one, str) for one in _listed(value))
+    return name in _ASIDE or (name in _WORDS and (words or _is_known(kind)))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _constant(value: Any, within: frozenset[int]) -> Any:
+    """What a module holds, as JSON. Of what it is held by, or is `within` the model itself, only the kind."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)  # JSON knows no other
     if value is None or isinstance(value, bool | int | str):
@@ -100,24 +114,36 @@ def _constant(value: Any) -> Any:
         return _of_tensor(value).hexdigest()
     if isinstance(value, np.ndarray | np.generic):
         return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
-    if isinstance(value, list | tuple):
-        return [_constant(one) for one in value]
-    if isinstance(value, set | frozenset):
-        return sorted(canonical(_constant(one)) for one in value)
-    if isinstance(value, Mapping):
-        return [[_constant(name), _constant(one)] for name, one in value.items()]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [_name(type(value)), {one.name: _constant(getattr(value, one.name)) for one in fields(value)}]
-    if isinstance(value, partial):
-        return [_constant(value.func), _constant(value.args), _constant(value.keywords)]
-    if isinstance(value, MethodType):
-        return _constant(value.__func__)
-    if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [_name(value), _code(value), [_constant(one) for one in held if not callable(one)]]
     if isinstance(value, torch.dtype | torch.device | torch.memory_format | complex):
         return str(value)
-    return _name(value) if isinstance(value, type) or callable(value) else _name(type(value))
+    if isinstance(value, type) or id(value) in within:
+        return _name(value)
+    each = partial(_constant, within=within | {id(value)})
+    if isinstance(value, nn.Module):
+        return weights(value, within)
+    if isinstance(value, list | tuple):
+        return [each(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(canonical(each(one)) for one in value)
+    if isinstance(value, Mapping):
+        return [[each(name), each(one)] for name, one in value.items()]
+    if is_dataclass(value):
+        return [_name(type(value)), {one.name: each(getattr(value, one.name)) for one in fields(value)}]
+    if isinstance(value, partial):
+        return [each(value.func), each(value.args), each(value.keywords)]
+    if isinstance(value, MethodType):
+        return each(value.__func__)
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [_name(value), _code(value, within), [each(one) for one in held if not callable(one)]]
+    if vars_of := getattr(value, "__dict__", None):
+        kind = type(value)
+        return [
+            _name(kind),
+            _code(kind, within | {id(value)}),
+            {at: each(one) for at, one in vars_of.items()},
+        ]
+    return _name(value) if callable(value) else _name(type(value))
 
 
 def _name(value: Any) -> str:
@@ -125,13 +151,38 @@ def _name(value: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _code(value: Any) -> list[str]:
-    """What a function, or a class with all it inherits, does; torch's and ours are known by their names."""
-    kinds = [
-        kind for kind in getattr(value, "__mro__", [value]) if kind.__module__.split(".")[0] not in _KNOWN
-    ]
-    held = [one for kind in kinds for one in (vars(kind).values() if isinstance(kind, type) else [kind])]
-    return [_of_code(one.__code__) for one in held if isinstance(one, FunctionType)]
+def _is_known(value: Any) -> bool:
+    """Whether it is Python's, torch's or ours, and so known by its name."""
+    return str(getattr(value, "__module__", "builtins")).split(".")[0] in _KNOWN
+
+
+def _code(value: Any, within: frozenset[int]) -> list[Any]:
+    """What a function, or a class with all it inherits, does; what is known is known by its name."""
+    found: list[Any] = []
+    for kind in getattr(value, "__mro__", [value]):
+        if not _is_known(kind):
+            held = vars(kind).items() if isinstance(kind, type) else [("", kind)]
+            found += [one for name, given in held if (one := _part(name, given, within)) is not None]
+    return found
+
+
+def _part(name: str, value: Any, within: frozenset[int]) -> Any:
+    """What an attribute of a class, or a function, does or is; none if it decides nothing."""
+    if isinstance(value, property | staticmethod | classmethod):
+        value = value.fget if isinstance(value, property) else value.__func__
+    if not isinstance(value, FunctionType):
+        plain = isinstance(value, bool | int | float | str | list | tuple | dict | Tensor | np.ndarray)
+        return [name, _constant(value, within)] if plain and not name.startswith("__") else None
+    within |= {id(value)}
+    enclosed = [cell.cell_contents for cell in value.__closure__ or ()]  # what a decorator wraps, for one
+    used = [value.__globals__[one] for one in value.__code__.co_names if one in value.__globals__]
+    helpers = [one for one in (*enclosed, *used) if isinstance(one, FunctionType) and not _is_known(one)]
+    held = [one for one in enclosed if not callable(one)]
+    held += [one for one in used if isinstance(one, bool | int | float | str)]
+    held += [one for one in (value.__defaults__, value.__kwdefaults__) if one]
+    more = [_code(one, within) for one in helpers if id(one) not in within]
+    more += [_constant(one, within) for one in held]
+    return [_of_code(value.__code__), *more] if more else _of_code(value.__code__)
 
 
 def _of_code(code: CodeType) -> str:

@@ -10,6 +10,7 @@ from trimtab import adapt, measure, norm
 from trimtab.attacks import (
     APGD,
     EOT,
+    FGSM,
     L2,
     PGD,
     Attack,
@@ -350,3 +351,70 @@ def test_eots_copies_blend_as_the_adaptive_model_does() -> None:
         drawn = adaptive_sampler(adaptive, x, budget, rho=0.5)(0)
         with torch.no_grad():
             torch.testing.assert_close(drawn(x), adaptive(x), rtol=1e-4, atol=1e-4)
+
+
+class Pooled(nn.Module):
+    """Its gradient is the same in every pixel of a channel, so that roundings of a norm add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("eps", [0.5, 2.0, 8.0])
+def test_large_images_stay_within_an_l2_budget(eps: float) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 299, 299) * 0.9 + 0.05
+    x = x.contiguous(memory_format=torch.channels_last)
+    made = FGSM(L2(eps))(Pooled(), x, torch.tensor([0, 1]))
+    exact = (made.double() - x.double()).flatten(1).norm(dim=1)
+    assert torch.all(exact <= eps + 1e-5)
+    assert torch.all(exact >= 0.99 * eps)
+
+
+def test_auto_pgd_counts_its_start() -> None:
+    class WrongInside(nn.Module):
+        """Wrong strictly inside the ball, right at the image and in every corner: gradients lead outwards."""
+
+        def __init__(self, x: torch.Tensor, eps: float) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(()))
+            self.at, self.eps = x, eps
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            far = (x - self.at).abs().flatten(1).amax(1) / self.eps
+            wrong = ((far > 0.01) & (far < 0.999)).float()
+            slope = x.flatten(1).sum(1)
+            return torch.stack([1 - 2 * wrong, 0 * slope], 1) + 1e-3 * slope[:, None] * self.w * torch.tensor(
+                [-1, 1]
+            )
+
+    x = torch.full((1, 3, 4, 4), 0.5)
+    model, y = WrongInside(x, 0.1), torch.tensor([0])
+    found = APGD(Linf(0.1), steps=1).outcome(model, x, y)
+    assert found.broken.tolist() == [True]
+    assert found.broken_at.tolist() == [0]
+    assert model(found.x).argmax(1).tolist() == [1]
+
+
+def test_who_observes_sees_nothing_of_an_attack(model, images) -> None:
+    (x, y), model = images, norm.steer(model)
+    with norm.observe(model) as seen:
+        PGD(steps=2)(model, x, y)
+        assert not seen
+        model(x)
+    with norm.observe(model) as alone:
+        model(x)
+    for name, moments in alone.items():
+        assert torch.equal(seen[name].mean, moments.mean)
+        assert seen[name].n == moments.n
+
+
+def test_weights_made_in_inference_mode_are_told_in_a_sentence() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(BadInput, match=r"made inside torch\.inference_mode"):
+        PGD(steps=1)(model, torch.rand(2, 3, 2, 2), torch.tensor([0, 1]))

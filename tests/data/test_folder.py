@@ -9,6 +9,7 @@ from torchvision import datasets, transforms
 from trimtab.data import ImageSet, load
 from trimtab.data import folder as module
 from trimtab.data.folder import FolderSet, ahead, open_folder
+from trimtab.data.loader import Loader
 from trimtab.types import BadInput
 
 SIZES = [(300, 280), (260, 400), (257, 257), (512, 300)]
@@ -82,8 +83,8 @@ def test_streamed_and_held_sets_give_the_same_batches(tmp_path: Path) -> None:
 def test_streaming_decodes_only_a_few_batches_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_folder(fill(tmp_path, each=20), "pets")
     decoded: list[Path] = []
-    decode = module._decode
-    monkeypatch.setattr(module, "_decode", lambda path, *rest: (decoded.append(path), decode(path, *rest))[1])
+    opened = module._opened
+    monkeypatch.setattr(module, "_opened", lambda path, *rest: (decoded.append(path), opened(path, *rest))[1])
     batches = images.batches(2)
     for _ in range(3):
         next(batches)
@@ -224,3 +225,25 @@ def test_the_digest_tells_uncompressed_files_of_one_size_apart(tmp_path: Path) -
         Image.new("RGB", (8, 8), (level,) * 3).save(place / "0.bmp")
         found.append(open_folder(tmp_path / str(level), "pets", size=8, resize=8).digest)
     assert found[0] != found[1]
+
+
+def test_random_crops_are_of_the_whole_picture(tmp_path: Path) -> None:
+    """Red lies in the outer thirds of a wide picture, which its middle, cut out first, does not show."""
+    picture = np.zeros((32, 96, 3), np.uint8)
+    picture[:, :32, 0] = picture[:, 64:, 0] = 255
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(picture).save(tmp_path / "cat" / "0.png")
+    images = open_folder(tmp_path, "pets", size=32, resize=32)
+    assert float(images.take(torch.tensor([0])).x[:, 0].max()) == 0
+    loader = Loader(images, 1, augment=("random-resized-crop", "flip"), seed=0)
+    seen = torch.stack([next(iter(loader.at(epoch))).x[0, 0].mean() for epoch in range(40)])
+    assert float((seen > 0.5).float().mean()) > 0.3
+    assert next(iter(loader)).x.shape == (1, 3, 32, 32)
+
+
+def test_a_crop_of_all_of_a_square_picture_is_the_picture(tmp_path: Path) -> None:
+    fill(tmp_path, each=2)
+    images = open_folder(tmp_path, "pets")
+    whole, labels = images.cropped(torch.arange(2), lambda shapes: torch.tensor([[0.0, 0, 1, 1]] * 2))
+    assert torch.equal(whole, images.raw(torch.arange(2))[0])
+    assert torch.equal(labels, images.labels[:2])

@@ -498,3 +498,55 @@ def test_statistics_that_are_frozen_for_a_certificate_are_those_of_noisy_images(
     shown = Certified(0.5).shown(batch, 3)
     found, wanted = adapt.frozen(model, shown), adapt.frozen_under_noise(model, batch.x, 0.5, 3, batch.ids)
     assert torch.equal(found(batch.x), wanted(batch.x))
+
+
+class Head(nn.Module):
+    """A norm layer behind the pooling: a batch of one image has one value for each of its channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(x)))
+
+
+def test_a_model_that_refuses_single_images_is_evaluated_and_flagged(store: Store) -> None:
+    card = run(trimtab.steer(Head()), sample(), [Clean()], store=store, limit=64, states=[PerBatch()])
+    assert card.rows[0].n == 64
+    (flag,) = [flag for flag in card.flags if flag.name == "batch"]
+    assert "are not all taken" in flag.saw
+
+
+def test_images_for_a_model_that_adapts_are_not_shown_to_one_that_does_not(store: Store) -> None:
+    suite = [Clean(), ThroughBatch(WEAK)]
+    how = {"store": store, "limit": 24, "chunk": 12, "examine": False}
+    card = run(trained(), sample(), suite, states=[Running(), PerBatch()], **how)
+    assert [(row.kind, row.state) for row in card.rows] == [
+        ("clean", "running"),
+        ("clean", "adapted per batch (rho 1)"),
+        ("attack", "adapted per batch (rho 1)"),
+    ]
+    assert card.provenance["batch"] == 12
+    assert "batch" not in run(trained(), sample(), [Clean()], **how).provenance
+    with pytest.raises(BadInput, match="does not apply to this model with statistics running"):
+        run(trained(), sample(), [ThroughBatch(WEAK)], **how)
+
+
+@dataclass(frozen=True)
+class OwnBudget:
+    """An attack of the user's own, with a budget that is a number."""
+
+    budget: float = 0.03
+    version: ClassVar[int] = 1
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (x + self.budget).clamp(0, 1)
+
+
+def test_an_attack_of_yours_may_have_any_budget(store: Store) -> None:
+    card = run(trained(), sample(), [OwnBudget()], store=store, limit=16)
+    assert card.rows[0].n == 16
+    assert run(trained(), sample(), [FGSM(Linf(0))], store=store, limit=16).rows[0].n == 16

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trimtab import models, norm, train
 from trimtab.attacks import FGSM, PGD, AutoAttack, Linf
@@ -24,6 +24,7 @@ from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
 from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
+from trimtab.train.start import training_sets
 from trimtab.types import BadInput
 
 CLASSES = 4
@@ -218,6 +219,54 @@ def test_an_average_keeps_layers_that_the_user_froze(tmp_path: Path) -> None:
     after = state(train.fit(net, images(), recipe(ema=0.9), tmp_path / "run"))
     assert torch.equal(after["0.1.running_mean"], before["0.1.running_mean"])
     assert not torch.equal(after["1.running_mean"], before["1.running_mean"])
+
+
+@pytest.mark.parametrize("held", ["in memory", "read by a loader"])
+def test_a_set_that_comes_class_by_class_is_mixed_before_it_is_split(held: str) -> None:
+    by_class = images().subset(images().labels.argsort(stable=True))
+    data: Any = by_class
+    if held == "read by a loader":
+        whole = by_class.take(torch.arange(len(by_class)))
+        data = DataLoader(TensorDataset(whole.x, whole.y), batch_size=4, shuffle=True)
+    how = recipe(data=Data(validation=16))
+    trained, held_out = training_sets(data, how)
+    assert held_out is not None
+    assert len(set(trained.labels.tolist())) == len(set(held_out.labels.tolist())) == CLASSES
+    mixed, _ = training_sets(images(), how)
+    assert torch.equal(mixed.ids, torch.arange(32))  # one that is mixed stays as it is
+
+
+def test_a_branch_that_cannot_be_validated_is_told_before_the_first_step(tmp_path: Path) -> None:
+    how = recipe(validation=Validation(branch="adv"), data=Data(validation=8))
+    with pytest.raises(BadInput, match="no branch 'adv'; this model has main"):
+        train.fit(tiny(), images(), how, tmp_path / "run")
+
+
+def test_the_epoch_that_was_chosen_is_told(tmp_path: Path) -> None:
+    how = recipe(validation=Validation(choose="clean"), data=Data(validation=16), epochs=4)
+    run = train.fit(tiny(), images(), how, tmp_path / "run")
+    rows = run.metrics()
+    best = max(row["clean"] for row in rows)
+    first = next(row for row in rows if row["clean"] == best)
+    assert run.chosen == first
+    told = json.loads((tmp_path / "run" / "model.json").read_text())["provenance"]
+    assert told["epoch"] == first["epoch"]
+
+
+def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path) -> None:
+    def stop(event: train.Event) -> None:
+        if event.kind == "epoch":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(tiny(), images(), recipe(), tmp_path / "run", [stop])
+    file = tmp_path / "run" / "recipe.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("momentum: 0.9", "momentum: 0.5"))
+    with pytest.raises(BadInput, match=r"recipe\.yaml is not as the run began with it"):
+        train.resume(tmp_path / "run", tiny(), images())
+    file.write_text(before)
+    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
 
 
 def test_a_second_training_of_the_same_network_trains_all_of_it(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from torch import nn
 from trimtab import attacks, models, train
 from trimtab.data import augment
 from trimtab.train.optimise import optimiser_for, rate
-from trimtab.train.recipe import Norm, Optimiser, Recipe, Schedule, read_recipe, shipped, write_recipe
+from trimtab.train.recipe import (
+    Data,
+    Norm,
+    Optimiser,
+    Recipe,
+    Schedule,
+    Validation,
+    read_recipe,
+    shipped,
+    write_recipe,
+)
 from trimtab.types import BadInput
 
 
@@ -210,7 +220,16 @@ def test_defaults_are_finite_and_frozen() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"objective": train.Apart(samples=8), "accumulate": 4}, "over 8 of the batch's images, .* only 4"),
+        ({"objective": train.Apart(samples=6), "accumulate": 4}, "samples=6 cannot be shared out among 4"),
+        ({"objective": train.Apart(samples=32)}, "over 32 of the batch's images, .* only 16"),
+        ({"objective": train.SAM(inner=train.Apart(groups=5))}, "16 images cannot be split into 5"),
+        ({"objective": train.Standard(label_smoothing=1.5)}, "label_smoothing is a share"),
+        ({"schedule": Schedule(kind="step", milestones=(5, 15))}, "within the 10 epochs, found 5, 15"),
+        ({"schedule": Schedule(warmup=10)}, "takes all 10 of them"),
+        (
+            {"validation": Validation(attack=attacks.FGSM()), "data": Data(validation=0)},
+            "validation.attack needs images",
+        ),
         ({"objective": train.Apart(groups=5)}, "16 images cannot be split into 5 equal groups"),
         ({"norm": Norm(frozen=True, running_learn=True)}, "does not go with norm.running_learn"),
     ],
@@ -218,3 +237,19 @@ def test_defaults_are_finite_and_frozen() -> None:
 def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         Recipe(batch_size=16, **changes)
+
+
+def test_overrides_do_not_undo_one_another() -> None:
+    recipe = read_recipe("smoke", {"optimiser.kind": "sgd"})
+    assert recipe.optimiser == read_recipe("smoke").optimiser
+    given = {"objective.attack.steps": "3", "objective.attack.kind": "cw", "objective": "mixture"}
+    for order in (given, dict(reversed(given.items()))):
+        attack = read_recipe("smoke", order).objective.attack
+        assert isinstance(attack, attacks.CW)
+        assert attack.steps == 3
+
+
+def test_parts_of_a_step_share_groups_and_samples() -> None:
+    apart = train.SAM(inner=train.Apart(groups=8, samples=32)).in_parts(4).inner
+    assert (apart.groups, apart.samples) == (2, 8)
+    assert train.Apart(groups=1).in_parts(4).groups == 1

@@ -42,6 +42,7 @@ class APGD(Attack):
     """What to climb: ce, cw (margin) or dlr."""
     restarts: int = 1
     """Independent runs, each on the images that still stand."""
+    version = 2
 
     def __post_init__(self) -> None:
         _at_least_one(steps=self.steps, restarts=self.restarts)
@@ -72,6 +73,7 @@ class TargetedAPGD(Attack):
     """Gradient steps for each target."""
     targets: int = 9
     """How many classes to try, most likely first; at most all others."""
+    version = 2
 
     def __post_init__(self) -> None:
         _at_least_one(steps=self.steps, targets=self.targets)
@@ -120,9 +122,10 @@ def ascend(victim: Victim, before: Outcome, loss: Ascended, budget: Budget, step
 
     s = _State(victim, rows, start, loss, 2.0 * budget.radius)
     checkpoints = _checkpoints(steps)
-    for t in range(1, steps + 1):
-        s.move(budget, first=t == 1)
-        s.evaluate(last=t == steps)
+    for t in range(steps + 1):
+        if t:
+            s.move(budget, first=t == 1)
+            s.evaluate(last=t == steps)
         if victim.coupled:  # the batch counts as a whole: the iterate at which most are misclassified
             if int(s.wrong.sum()) > int(broken.sum()):
                 out, broken, broken_at = s.x.clone(), s.wrong.clone(), torch.where(s.wrong, t, -1)
@@ -154,8 +157,6 @@ class _State:
         self.reduced = torch.ones(n, dtype=torch.bool, device=start.device)
         self.best_at_check = self.best_value.clone()
         self.evaluate()
-        self.climbs.zero_()
-        self.best_at_check = self.best_value.clone()
 
     def evaluate(self, last: bool = False) -> None:
         """Loss and gradient at x; remember the best point and count climbs."""

@@ -27,6 +27,7 @@ class AutoAttack(Attack):
     queries: int = 5000
     """Forward passes of Square."""
     one_by_one = True
+    version = 2
 
     def __post_init__(self) -> None:
         self.parts()  # which refuse impossible numbers

@@ -78,6 +78,8 @@ class Attack:
     """Whether `run` itself takes `at_once` images at a time; else it is given so many."""
     joint: ClassVar[bool] = False
     """Whether what becomes of an image depends on the others of its batch, whatever the model."""
+    adaptive: ClassVar[bool] = False
+    """Whether its images are for the model as it adapts to them, not as it is given."""
     one_by_one: ClassVar[bool] = False
     """Whether it refuses a model that lets images of a batch influence each other."""
     budget: Budget
@@ -85,7 +87,8 @@ class Attack:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Tensor:
-        """Adversarial images for `x`, within the budget and in [0, 1]; the model is left as it was."""
+        """Adversarial images for `x`, in [0, 1] and within the budget (in half precision up to rounding); the
+        model is left as it was."""
         return self.outcome(model, x, y, seed, ids, judged=False).x
 
     def outcome(

@@ -35,6 +35,7 @@ class ThroughBatch(Attack):
     """How much of the batch's statistics the defence takes."""
 
     joint = True
+    adaptive = True
 
     @property
     def budget(self) -> Budget:  # type: ignore[override]

@@ -60,6 +60,10 @@ class EOT(Attack):
     def joint(self) -> bool:  # type: ignore[override]
         return self.sampler is None  # which adapts to the batch
 
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.sampler is None
+
     def scored(self, coupled: bool) -> str:
         return self.attack.scored(False)  # the classifiers drawn are fixed
 

@@ -14,10 +14,21 @@ from torch import Tensor
 from trimtab import draws
 from trimtab.types import Budget, Linf
 
+LARGE = 16_384
+"""Values of an image beyond which norms are taken in double precision."""
+
 
 def norms(x: Tensor) -> Tensor:
     """l2 norm of each image, shaped (N, 1, ...) to broadcast."""
-    return x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
+    return _l2(x).view(-1, *[1] * (x.dim() - 1))
+
+
+def _l2(x: Tensor) -> Tensor:
+    """Of large images in double precision: in single, the sum of so many squares is off by more than a budget
+    allows."""
+    wide = x[:1].numel() > LARGE and x.device.type != "mps"
+    flat = x.flatten(1)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64 if wide else None).to(x.dtype)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -58,4 +69,4 @@ def random_start(centre: Tensor, budget: Budget, seed: int, ids: Sequence[int], 
 def distance(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:
     """How far each image is from its centre, in the budget's norm."""
     delta = (x - centre).flatten(1)
-    return delta.abs().amax(1) if isinstance(budget, Linf) else delta.norm(dim=1)
+    return delta.abs().amax(1) if isinstance(budget, Linf) else _l2(delta)

@@ -30,6 +30,8 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
             "gradients cannot be taken inside torch.inference_mode(); leave it, or use torch.no_grad(), "
             "under which attacks and measurements work"
         )
+    if any(p.is_inference() for p in model.parameters()):
+        raise BadInput("this model was made inside torch.inference_mode(); load it outside of it")
     modes = [(module, module.training) for module in model.modules()]
     flags = [(p, p.requires_grad, p.grad, p._version) for p in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -39,6 +41,7 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
         model.eval().requires_grad_(False)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(norm.unobserved(model))
             if running and norm.layers(model):
                 # As a stock layer in eval mode: by running statistics, wherever it keeps some.
                 stack.enter_context(norm.use(model, source=None, update=False, groups=None, shift=None))

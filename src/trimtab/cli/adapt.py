@@ -108,6 +108,8 @@ class Adapt:
             _lines(cards),
             right=[2, 3],
         )
+        told = (flag for card in cards.values() for flag in card.flags)
+        show.doubts([flag for flag in dict.fromkeys(told) if flag.name != "batch"])  # which is the point here
         if self.save is not None:
             show.out.print(f"The frozen model is in {self.save}.", markup=False)
         return 0

@@ -70,7 +70,9 @@ class Certify:
             sources[f"sigma {sigma:g}"] = str(card.provenance["statistics"])
             flags += [replace(flag, state=f"sigma {sigma:g}") for flag in card.flags]
         if self.json:
-            show.as_json({name: {**asdict(row), "statistics": sources[name]} for name, row in found.items()})
+            doubts = {name: [asdict(flag) for flag in flags if flag.state == name] for name in found}
+            told = {name: {"statistics": sources[name], "flags": doubts[name]} for name in found}
+            show.as_json({name: {**asdict(row), **told[name]} for name, row in found.items()})
             return 0
         names = max((list(row.figures) for row in found.values()), key=len)
         names.remove("radius 0")  # the accuracy itself, shown with its interval

@@ -171,7 +171,7 @@ class Demo:
                 if (folder / "checkpoints" / "last.safetensors").is_file():
                     train.resume(folder, callbacks=[bar])
                 else:
-                    train.fit(recipe=recipe, folder=folder, callbacks=[bar])
+                    train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=train.Engine(devices=1))
         return trimtab.load(f"file:{folder}")
 
     def _as_json(

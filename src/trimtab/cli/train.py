@@ -118,11 +118,14 @@ class Train:
     def _finish(self, run: Any) -> int:
         from trimtab.cli import show
 
-        last = run.metrics()[-1] if run.metrics() else {}
+        chosen, how = run.chosen, run.recipe.validation.choose
         if self.json:
-            show.as_json({"folder": str(run.folder), **last})
+            show.as_json({"folder": str(run.folder), **chosen})
         else:
-            words = ", ".join(f"{key} {value:.4g}" for key, value in last.items() if isinstance(value, float))
-            show.out.print(f"The run is in {run.folder}. {words}", markup=False)
+            which = "" if how == "last" else f"Epoch {chosen['epoch']} has the best {how} accuracy: "
+            words = ", ".join(
+                f"{name} {value:.4g}" for name, value in chosen.items() if isinstance(value, float)
+            )
+            show.out.print(f"The run is in {run.folder}. {which}{words}", markup=False)
             show.out.print(f"Next: trimtab evaluate file:{run.folder}", markup=False)
         return 0

@@ -66,7 +66,8 @@ def top_k(
     hits = dict.fromkeys(k, 0)
     with guard(model), torch.no_grad():
         for batch in images.batches(batch_size):
-            ranked = model(batch.x).topk(max(k), 1).indices == batch.y[:, None]
+            x, y, _ = batch.beside(model)
+            ranked = model(x).topk(max(k), 1).indices == y[:, None]
             for one in k:
                 hits[one] += int(ranked[:, :one].any(1).sum())
     return {one: hit / len(images) for one, hit in hits.items()}

@@ -7,7 +7,8 @@ strength.
     flip                      mirror left and right, every second time
     crop:4                    shift by up to so many pixels in both directions; black comes in
     random-resized-crop:0.08  a part of at least this area, aspect 3/4 to 4/3, stretched to the whole (Szegedy
-                              et al. 2015; a side that would not fit is shortened rather than drawn again)
+                              et al. 2015; a side that would not fit is shortened rather than drawn again); of
+                              files, named first, of the whole picture
     augmix:3                  AugMix of this severity, see augmix.py
     mixup:1                   convex combinations of two images and their labels (Zhang et al. 2018)
     cutmix:1                  a box of one image in another (Yun et al. 2019)
@@ -55,13 +56,23 @@ def crop(pixels: Tensor, most: float, draw: Draw) -> Tensor:
     return stretches.index_select(0, starts.view(-1)).view(pixels.shape)
 
 
-def random_resized_crop(pixels: Tensor, least: float, draw: Draw) -> Tensor:
-    """(N, H, W, C), bilinear."""
+RESIZED_CROP = "random-resized-crop"
+
+
+def boxes(least: float, draw: Draw, shapes: Tensor | float = 1.0) -> Tensor:
+    """(N, 4): left, top, width and height of each image's part, as shares of its sides; `shapes` is W / H."""
     area = least + (1 - least) * draw(0)
     aspect = (math.log(3 / 4) + 2 * math.log(4 / 3) * draw(1)).exp()
-    across, down = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)  # of each side
-    left, top = (1 - across) * (2 * draw(2) - 1), (1 - down) * (2 * draw(3) - 1)
-    none = torch.zeros_like(area)
+    across, down = (area * aspect / shapes).sqrt().clamp(max=1), (area / aspect * shapes).sqrt().clamp(max=1)
+    return torch.stack([(1 - across) * draw(2), (1 - down) * draw(3), across, down], dim=1)
+
+
+def random_resized_crop(pixels: Tensor, least: float, draw: Draw) -> Tensor:
+    """(N, H, W, C), bilinear."""
+    _, height, width, _ = pixels.shape
+    left, top, across, down = boxes(least, draw, width / height).unbind(1)
+    left, top = 2 * left - (1 - across), 2 * top - (1 - down)  # of its middle, from -1 to 1
+    none = torch.zeros_like(left)
     maps = torch.stack([across, none, left, none, down, top], dim=1)
     return resample(as_float(pixels), maps, padding="border").permute(0, 2, 3, 1)
 
@@ -92,7 +103,7 @@ def cutmix(x: Tensor, other: Tensor, weight: float, generator: np.random.Generat
 SINGLE: dict[str, tuple[Callable[[Tensor, float, Draw], Tensor], float]] = {
     "flip": (flip, 1.0),
     "crop": (crop, 4.0),
-    "random-resized-crop": (random_resized_crop, 0.08),
+    RESIZED_CROP: (random_resized_crop, 0.08),
     "augmix": (_augmix, 3.0),
 }
 """What happens to each image, with its usual strength."""
@@ -119,7 +130,7 @@ def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[st
             raise BadInput(f"flip has no strength, found {entry!r}; write flip")
         if name == "crop" and (strength < 1 or strength % 1):
             raise BadInput(f"crop shifts by whole pixels, 1 or more, found {entry!r}")
-        if strength <= 0 or (name == "random-resized-crop" and strength > 1):
+        if strength <= 0 or (name == RESIZED_CROP and strength > 1):
             raise BadInput(f"{entry!r} is out of range; the usual strength is {name}:{usual:g}")
         found[pairs].append((name, strength))
     return found

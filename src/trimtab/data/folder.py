@@ -62,6 +62,14 @@ class FolderSet(Images):
             pixels = list(pool.map(self._decode, positions.tolist()))
         return torch.from_numpy(np.stack(pixels)), self.labels.index_select(0, positions)
 
+    def cropped(self, positions: Tensor, boxes: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """As `raw`, of a part of each whole picture, stretched; `boxes` gives them, as shares, by W / H."""
+        with ThreadPoolExecutor(WORKERS) as pool:
+            found = list(pool.map(self._open, positions.tolist()))
+            shapes = torch.tensor([image.width / image.height for image in found], dtype=torch.float64)
+            pixels = list(pool.map(self._stretched, found, boxes(shapes).tolist()))
+        return torch.from_numpy(np.stack(pixels)), self.labels.index_select(0, positions)
+
     def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
         return ahead(partial(self.take, positions) for positions in spans(len(self), size, start))
 
@@ -93,9 +101,31 @@ class FolderSet(Images):
         pixels, labels = self.raw(torch.arange(len(self)))
         return ImageSet(pixels.permute(0, 3, 1, 2), labels, self.classes, self.name, self.spec, self.ids)
 
+    def _open(self, position: int) -> Image.Image:
+        return _opened(self.root / self.files[position], "L" if self.spec.channels == 1 else "RGB")
+
     def _decode(self, position: int) -> np.ndarray:
-        mode = "L" if self.spec.channels == 1 else "RGB"
-        return _decode(self.root / self.files[position], mode, self.spec.size, self.resize)
+        """(H, W, C) uint8: the middle of the picture."""
+        path, image, (height, width) = self.root / self.files[position], self._open(position), self.spec.size
+        if self.resize is not None:
+            short = min(image.size)
+            sides = [int(self.resize * side / short) for side in image.size]
+            if max(sides) > LONGEST:
+                raise BadInput(f"{path} is too narrow to be resized: it would become {sides[0]}x{sides[1]}")
+            image = image.resize(sides, Image.Resampling.BILINEAR)
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        if left < 0 or top < 0 or (self.resize is None and (left or top)):
+            raise BadInput(f"{path} is {image.width}x{image.height}, expected {width}x{height}")
+        return self._array(image.crop((left, top, left + width, top + height)))
+
+    def _stretched(self, image: Image.Image, box: Sequence[float]) -> np.ndarray:
+        """(H, W, C) uint8: the part of the picture in a box of shares (left, top, width, height)."""
+        left, top, across, down = (share * side for share, side in zip(box, 2 * image.size, strict=True))
+        (height, width), way = self.spec.size, Image.Resampling.BILINEAR
+        return self._array(image.resize((width, height), way, (left, top, left + across, top + down)))
+
+    def _array(self, image: Image.Image) -> np.ndarray:
+        return np.array(image).reshape(*self.spec.size, self.spec.channels)
 
 
 def open_folder(
@@ -173,7 +203,7 @@ def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]
     """The (width, height) and mode that all files share, by their headers."""
 
     def form(file: str) -> tuple[tuple[int, int], str]:
-        with _opened(root / file) as image:
+        with _seen(root / file) as image:
             return image.size, image.mode
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -208,30 +238,19 @@ def ahead(calls: Iterable[Callable[[], T]], depth: int = 2) -> Iterator[T]:
         pool.shutdown(cancel_futures=True)
 
 
-def _decode(path: Path, mode: str, size: tuple[int, int], resize: int | None) -> np.ndarray:
-    """(H, W, C) uint8."""
-    with _opened(path) as image:
+def _opened(path: Path, mode: str) -> Image.Image:
+    """The whole picture, decoded."""
+    with _seen(path) as image:
         if image.mode.startswith(DEEP):
             raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")
         try:
-            image = image.convert(mode)
+            return image.convert(mode)
         except UNREADABLE:
             raise BadInput(f"{path} is damaged or cut short: it cannot be decoded") from None
-    if resize is not None:
-        short = min(image.size)
-        sides = [int(resize * side / short) for side in image.size]
-        if max(sides) > LONGEST:
-            raise BadInput(f"{path} is too narrow to be resized: it would become {sides[0]}x{sides[1]}")
-        image = image.resize(sides, Image.Resampling.BILINEAR)
-    height, width = size
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    if left < 0 or top < 0 or (resize is None and (left or top)):
-        raise BadInput(f"{path} is {image.width}x{image.height}, expected {width}x{height}")
-    pixels = np.array(image.crop((left, top, left + width, top + height)))
-    return pixels.reshape(height, width, MODES[mode])
 
 
-def _opened(path: Path) -> Image.Image:
+def _seen(path: Path) -> Image.Image:
+    """The picture's size and mode; its pixels are read when they are asked for."""
     try:
         return Image.open(path, formats=FORMATS)
     except Image.DecompressionBombError:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab import draws
-from trimtab.data.augment import PAIRS, SINGLE, parsed
-from trimtab.data.folder import ahead
+from trimtab.data.augment import PAIRS, RESIZED_CROP, SINGLE, boxes, parsed
+from trimtab.data.folder import FolderSet, ahead
 from trimtab.data.sets import Batch, Images, ImageSet, as_float
 from trimtab.types import BadInput
 
@@ -86,9 +87,14 @@ class Loader:
         n = len(whole)
         part = torch.arange(n * self.rank // self.world, n * (self.rank + 1) // self.world + bool(pairs))
         positions = whole[part % n]  # each image's partner follows it, the first one's precedes the last
-        pixels, y = self.images.raw(positions)
         ids = self.images.ids[positions]
-        for place, (name, strength) in enumerate(singles):
+        cropped = isinstance(self.images, FolderSet) and singles and singles[0][0] == RESIZED_CROP
+        if cropped:  # of the whole pictures, which only their files hold
+            parts = partial(boxes, singles[0][1], partial(self._scalars, ids, 0))
+            pixels, y = cast(FolderSet, self.images).cropped(positions, parts)
+        else:
+            pixels, y = self.images.raw(positions)
+        for place, (name, strength) in list(enumerate(singles))[bool(cropped) :]:
             pixels = SINGLE[name][0](pixels, strength, partial(self._scalars, ids, place))
         x = as_float(pixels)
         if pairs:

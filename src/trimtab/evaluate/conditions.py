@@ -160,13 +160,17 @@ class Attacked(Condition):
 
     @property
     def budget(self) -> Budget | None:
-        return getattr(self.attack, "budget", None)
+        """Of an attack of yours, if it is one of ours."""
+        given = getattr(self.attack, "budget", None)
+        return given if isinstance(given, Budget) else None
 
     def score(self, coupled: bool) -> str:
         return self.attack.scored(coupled) if isinstance(self.attack, attacks.Attack) else "as returned"
 
     def applies(self, model: nn.Module, coupled: bool) -> bool:
-        return not (coupled and getattr(self.attack, "one_by_one", False))
+        if coupled:
+            return not getattr(self.attack, "one_by_one", False)
+        return not getattr(self.attack, "adaptive", False)  # its images are for a model that adapts
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         if not isinstance(self.attack, attacks.Attack):

@@ -122,7 +122,7 @@ class _Plan:
     def budgets(self) -> list[Budget]:
         """The budgets within which attacks are examined."""
         tried = (condition.budget for condition in self.conditions if isinstance(condition, Attacked))
-        return list(dict.fromkeys(budget for budget in tried if budget and self.examine))
+        return list(dict.fromkeys(budget for budget in tried if budget and budget.radius and self.examine))
 
 
 def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> Card:
@@ -190,6 +190,8 @@ def _carry_out(
         "statistics": statistics_of(model),
         "command": plan.command,
     }
+    if any(cell.coupled for bench in benches for cell in bench.suite):
+        provenance["batch"] = plan.chunk
     card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)
     if fabric is None or fabric.global_rank == 0:
         plan.store.record(digest(card.json())[:12], card.json())
@@ -234,9 +236,8 @@ class _Bench:
 
 def _applies(condition: Condition, subject: Subject, state: NormState) -> bool:
     """Whether there is anything to measure; the model is tried for coupling only where that matters."""
-    if condition.applies(subject.model, coupled=True):
-        return True
-    return condition.applies(subject.model, coupled=False) and not (state.couples or subject.couples)
+    either = {coupled: condition.applies(subject.model, coupled) for coupled in (True, False)}
+    return either[True] if either[True] == either[False] else either[state.couples or subject.couples]
 
 
 def row_of(cell: Cell, columns: Columns) -> Row:

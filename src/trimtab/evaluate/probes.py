@@ -15,7 +15,7 @@ from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Attacked, Columns, Condition, logits
 from trimtab.evaluate.suites import curve
 from trimtab.models.memory import halving, in_parts
-from trimtab.types import Budget, InputSpec
+from trimtab.types import BadInput, Budget, InputSpec
 
 PROBED = 128
 """Images that the trust card looks at."""
@@ -65,7 +65,14 @@ class Health(Condition):
         def apart(other: Tensor) -> Tensor:
             return (other - z).nan_to_num().abs().amax(1).float() / scale.float()
 
-        beside = [apart(torch.cat([seen(part) for part in x.split(size)])) for size in BATCHES]
+        def in_batches(size: int) -> Tensor:
+            """How far the logits move; a model that refuses such a batch depends on it."""
+            try:
+                return apart(torch.cat([seen(part) for part in x.split(size)]))
+            except (BadInput, ValueError):
+                return torch.full((len(x),), torch.inf, device=x.device)
+
+        beside = [in_batches(size) for size in BATCHES]
         mean, std = (torch.tensor(v).to(x).view(-1, 1, 1) for v in (self.spec.mean, self.spec.std))
         tried = {"normalised": (x - mean) / std, "restored": x * std + mean, "bytes": x * 255}
         return {

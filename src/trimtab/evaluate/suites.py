@@ -84,4 +84,4 @@ def suite_of(
 
 def curve(budget: Budget, marks: tuple[int, ...]) -> CurvePGD:
     """One long run with the step of PGD-20, so that its points differ in iterations alone."""
-    return CurvePGD(budget, steps=marks[-1], step_size=2.5 * budget.radius / 20, marks=marks)
+    return CurvePGD(budget, steps=marks[-1], step_size=2.5 * budget.radius / 20 or None, marks=marks)

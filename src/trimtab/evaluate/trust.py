@@ -19,6 +19,7 @@ Cost    about 150 forward/backward and 300 forward passes over 128 images per bu
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -141,7 +142,7 @@ def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag
         made, found = (f"{h} x {w}" for h, w in (model.spec.size, size))
         saw = f"the network was made for {made} pixels, the images have {found}"
         yield Flag("size", saw, "give it images of its size")
-    outputs, classes = model(batch.x[:1]).shape[1], len(data.classes)
+    outputs, classes = model(batch.x).shape[1], len(data.classes)
     if outputs > classes:
         saw = f"the model tells {outputs} classes apart, the images have {classes}"
         yield Flag("classes", saw, "see that label k of the images is the model's class k")
@@ -169,9 +170,10 @@ def health_flags(columns: Columns) -> Iterator[Flag]:
             "turn off what draws at random in eval mode (drop-out), or attack its expectation (attacks.EOT)",
         )
     if beside > max(1e-3, 2 * unsteady):
+        differ = f"differ by {beside:.1%} of the largest logit" if beside < math.inf else "are not all taken"
         yield Flag(
             "batch",
-            f"the same images in batches of 1, 7 and 64 differ by {beside:.1%} of the largest logit",
+            f"the same images in batches of 1, 7 and 64 {differ}",
             "the numbers hold for these batches only: use running statistics, freeze them (adapt.frozen), or "
             "attack through the batch (attacks.ThroughBatch)",
         )

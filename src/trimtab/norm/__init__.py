@@ -36,7 +36,7 @@ from trimtab.norm.state import (
     synchronise,
     thaw,
 )
-from trimtab.norm.steering import layers, learners, observe, use, zero_shifts
+from trimtab.norm.steering import layers, learners, observe, unobserved, use, zero_shifts
 from trimtab.norm.surgery import add_branch, in_force, plan, rebuild, release, settled, steer, steerable
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "add_branch", "adopt", "affine_parameters", "audit", "branches", "copied", "fold", "freeze",
     "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild", "recalibrate",
     "release", "restore", "robust_moments", "running", "settled", "shift_gradients", "snapshot", "steer",
-    "steerable", "swap", "synchronise", "thaw", "use", "zero_shifts",
+    "steerable", "swap", "synchronise", "thaw", "unobserved", "use",
+    "zero_shifts",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -126,6 +126,12 @@ def observe(module: nn.Module) -> Iterator[dict[str, Moments]]:
     settings = {name: replace(layer.setting, observe=partial(note, name)) for name, layer in steered.items()}
     with _set(steered, settings):
         yield seen
+
+
+def unobserved(module: nn.Module) -> AbstractContextManager[None]:
+    """Whoever observes outside of the block sees nothing of what runs inside."""
+    found = layers(module)
+    return _set(found, {name: replace(layer.setting, observe=None) for name, layer in found.items()})
 
 
 @contextmanager

@@ -229,9 +229,13 @@ def averaged(kind: str, condition: str) -> bool:
     return kind != "corruption" or not condition.startswith(EXTRA)
 
 
-def mixed(cards: Sequence[Card]) -> bool:
-    """Whether cards were measured on different images."""
-    return len({str(card.provenance.get("data", card.data)) for card in cards}) > 1
+def unlike(cards: Sequence[Card]) -> str:
+    """What differs beside the models, so that a difference is not theirs alone; empty if nothing does."""
+    sizes = sorted({card.provenance["batch"] for card in cards if card.provenance.get("batch")})
+    told = ["on different images"] if len({str(c.provenance.get("data", c.data)) for c in cards}) > 1 else []
+    if len(sizes) > 1:
+        told.append(f"in batches of {' and '.join(map(str, sizes))}")
+    return " and ".join(told)
 
 
 def mean(several: Iterable[Estimate]) -> Estimate | None:

@@ -14,10 +14,10 @@ from trimtab.report.tables import (
     brief,
     difference,
     estimates,
-    mixed,
     names,
     percent,
     states,
+    unlike,
 )
 
 FLAGS = {
@@ -26,6 +26,9 @@ FLAGS = {
     "batch": "An image's answer depends on the images beside it, so an accuracy belongs to its batches.",
     "non-finite": "Some outputs are not numbers. Such images can be neither right nor attacked.",
     "normalisation": "The pixels do not arrive as in training; until that is mended, no number counts.",
+    "size": "The images are not of the size that the network was made for.",
+    "classes": "Model and images count other classes; a label may mean another thing to the model.",
+    "order": "The first images are of few classes, and so is what is estimated or judged on them.",
     "probabilities": "The model returns probabilities; attacks climb logits, and on these get stuck.",
     "no gradient": "For some images the loss has no slope to climb, so gradient attacks stand still.",
     "cut": "The model cuts the gradient off before it reaches the image, so gradient attacks cannot start.",
@@ -131,15 +134,18 @@ def _of_several(cards: Sequence[Card]) -> tuple[str, str, str]:
 
 
 def _ahead(where: str, cards: Sequence[Card], found: Sequence[Estimate | None]) -> str:
+    called = names(cards)
+    if len({states(card)[0] for card in cards}) > 1:
+        called = tuple(f"{name} ({states(card)[0]})" for name, card in zip(called, cards, strict=True))
     measured = sorted(
-        ((e, name) for e, name in zip(found, names(cards), strict=True) if e), key=lambda one: -one[0].value
+        ((e, name) for e, name in zip(found, called, strict=True) if e), key=lambda one: -one[0].value
     )
     if len(measured) < 2:
         return f"{where}, there is nothing to compare: fewer than two models were measured."
     (best, leader), (next_best, follower) = measured[:2]
     said = f"{leader} has {percent(best.value)} and {follower} {percent(next_best.value)}"
-    if mixed(cards):
-        return f"{where}, {said}, but on different images, so that neither can be called ahead."
+    if unlike(cards):
+        return f"{where}, {said}, but {unlike(cards)}, so that neither can be called ahead."
     if difference(best, next_best).sure > 0:
         return f"{where}, {leader} is ahead: {said}."
     return f"{where}, no model is clearly ahead: {said}."

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -67,6 +67,15 @@ class Apart(Objective):
             )
         if self.attack not in ("sign", "random"):
             raise BadInput(f'attack must be "sign" or "random", found {self.attack!r}')
+
+    def in_parts(self, parts: int) -> Apart:
+        """Groups keep their size, or are the parts where these are smaller; N keeps its share."""
+        if (self.groups % parts and parts % self.groups) or (self.samples or 0) % parts:
+            raise BadInput(
+                f"groups={self.groups} and samples={self.samples} cannot be shared out among {parts} parts"
+            )
+        groups, samples = max(self.groups // parts, 1), self.samples and self.samples // parts
+        return replace(self, groups=groups, samples=samples)
 
     def images(self, batch: int) -> int:
         """N of a batch of so many images, if the batch has them and the groups come out even."""

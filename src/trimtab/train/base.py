@@ -25,7 +25,7 @@ from trimtab.types import BadInput
 
 Backward = Callable[[Tensor, bool], None]
 Parts = dict[str, Tensor]
-"""Losses by name, detached: "loss" is what was descended."""
+"""Losses by name, detached. "loss" is the objective's own; of two passes (SAM, APART) that of the first."""
 
 
 class Passes(NamedTuple):
@@ -71,6 +71,14 @@ class Objective:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Steer the model and give it the branches needed, in place, once, before its optimiser is made."""
         return norm.steer(model)
+
+    def in_parts(self, parts: int) -> Objective:
+        """The same for each of so many equal parts that a step's batch is processed in."""
+        return self
+
+    def nested(self) -> Iterator[Objective]:
+        """This objective and those that it wraps."""
+        yield self
 
     def passes(self, batch: int) -> Passes:
         """The cost of a call with a batch of so many images."""

@@ -44,6 +44,8 @@ class Progress:
     """and the hash of so much of it."""
     data: str = ""
     """What the training images are known by (see `start.fingerprint`); the first checkpoints do not say."""
+    recipe: str = ""
+    """The recipe's digest; the first checkpoints do not say."""
 
 
 def save(
@@ -67,6 +69,12 @@ def save_weights(path: Path, model: nn.Module) -> None:
     _write(
         path, {f"model.{name}": value for name, value in model.state_dict().items()}, {}, _constants(model)
     )
+
+
+def recipe_of(path: Path) -> str:
+    """The digest of the recipe that a checkpoint was made by; empty if it does not say."""
+    _, header = read(path)
+    return str(header["progress"].get("recipe", ""))
 
 
 def load(path: Path, model: nn.Module, optimiser: Optimizer, average: dict[str, Tensor]) -> Progress:

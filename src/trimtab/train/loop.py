@@ -18,6 +18,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from trimtab import draws, norm
 from trimtab.data import Batch, Images
 from trimtab.data.loader import Loader
 from trimtab.train import checkpoint, runs
+from trimtab.train.base import Objective
 from trimtab.train.checkpoint import Progress
 from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.processes import average, companions
@@ -78,12 +80,17 @@ def resume(
     if not run.last.exists():
         raise BadInput(f"{folder} has no checkpoint: the run ended before its first one, so start it again")
     fabric = (engine or Engine()).start(run.recipe.precision)
+    known = checkpoint.recipe_of(run.last)
+    if known and known != run.recipe.digest:
+        raise BadInput(
+            f"{run.folder / 'recipe.yaml'} is not as the run began with it; put it back or start anew"
+        )
     with torch.random.fork_rng(enabled=True), companions(run.folder):
         work = _start(fabric, run, model, data)
         progress = checkpoint.load(run.last, work.model, work.optimiser, work.ema)
         _check_metrics(run, progress)
         _check_data(run, progress.data, work.progress.data)
-        work.progress = replace(progress, data=work.progress.data)
+        work.progress = replace(progress, data=work.progress.data, recipe=work.progress.recipe)
         return _train(work, callbacks)
 
 
@@ -123,6 +130,11 @@ class Work:
     def recipe(self) -> Recipe:
         return self.run.recipe
 
+    @cached_property
+    def objective(self) -> Objective:
+        """The recipe's, of each part of a batch."""
+        return self.recipe.objective.in_parts(self.recipe.accumulate)
+
     @property
     def per_epoch(self) -> int:
         return len(self.loader)
@@ -158,6 +170,9 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     model = fabric.to_device(network(model, recipe, train_set))
     trainable = {name: p.requires_grad for name, p in model.named_parameters()}
     model = prepared(model, recipe)
+    branch, there = recipe.validation.branch, norm.branches(model) or ("main",)
+    if held_out is not None and branch not in there:
+        raise BadInput(f"validation.branch: there is no branch {branch!r}; this model has {', '.join(there)}")
     optimiser = optimiser_for(model.parameters(), recipe.optimiser)
     ema = {}
     if recipe.ema is not None:
@@ -169,7 +184,7 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
         model.compile(backend=recipe.compile)
     stepper = fabric.setup_optimizers(optimiser)
     loader = loader_for(fabric, train_set, recipe)
-    progress = Progress(data=fingerprint(train_set))
+    progress = Progress(data=fingerprint(train_set), recipe=recipe.digest)
     return Work(fabric, run, model, optimiser, stepper, loader, held_out, ema, trainable, progress)
 
 
@@ -217,7 +232,7 @@ def _step(work: Work, batch: Batch) -> dict[str, float]:
     found = []
     for x, y, ids in _parts(work, batch):
         with fabric.autocast():
-            found.append(recipe.objective(work.model, x, y, backward, draws.key(recipe.seed, step), ids))
+            found.append(work.objective(work.model, x, y, backward, draws.key(recipe.seed, step), ids))
     average([p.grad for p in trained if p.grad is not None])
 
     means = {name: torch.stack([parts[name].double() for parts in found]).mean() for name in found[0]}
@@ -311,7 +326,7 @@ def _recalibrate(work: Work, result: nn.Module) -> None:
         for number, (x, y, ids) in enumerate(parts):
             torch.manual_seed(draws.key(recipe.seed, number, work.fabric.global_rank))  # for drop-out
             with norm.use(learners, update=1 / (1 + number)), work.fabric.autocast():
-                recipe.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
+                work.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
     result.zero_grad()
 
 
@@ -337,7 +352,15 @@ def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
     _tell(callbacks, "end", work, work.recipe.epochs - 1, {}, model)
     run = Run(work.run.folder, work.recipe, model)
     if work.fabric.is_global_zero:
-        run = runs.finish(run, model, {"recipe": runs.plain_recipe(work.recipe), "steps": work.progress.step})
+        run = runs.finish(
+            run,
+            model,
+            {
+                "recipe": runs.plain_recipe(work.recipe),
+                "steps": work.progress.step,
+                "epoch": run.chosen.get("epoch"),
+            },
+        )
     work.fabric.barrier()
     return run
 

@@ -2,7 +2,7 @@
 
 Idea      every norm layer gets a second branch. Adversarial images are crafted on it and trained through
           it; clean images keep "main". Both halves travel in one routed forward pass
-Papers    "Intriguing properties of adversarial training", section 4.3; AdvProp (Xie et al. 2020), which
+Papers    "Intriguing properties of adversarial training", section 4.2; AdvProp (Xie et al. 2020), which
           is the same with a weak attack, to raise clean accuracy
 Loss      the mean over all 2N images (Eq. 1 with alpha 1/2), or alpha; ALP pairs logits across branches
 Norm      branch = [(main, N), (adv, N)]; the attack runs on the adversarial branch with running

@@ -56,7 +56,8 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
         model = fabric.to_device(network(model, recipe, train_set))
     batch = train_set.take(torch.arange(recipe.batch_size))
     contestants: list[tuple[Objective, nn.Module]] = []
-    for objective in (recipe.objective, Standard()):
+    each = recipe.objective.in_parts(recipe.accumulate)
+    for objective in (each, Standard()):
         net = prepared(copy.deepcopy(model), replace(recipe, objective=objective))
         contestants.append((objective, net.train()))
     times: list[list[float]] = [[], []]
@@ -65,7 +66,8 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
             taken.append(_time(fabric, objective, net, batch, recipe.accumulate))
     ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
     steps = len(loader) * recipe.epochs
-    return Plan(recipe.objective.passes(recipe.batch_size), ours / standard, ours, steps, len(train_set))
+    passes = each.passes(recipe.batch_size // recipe.accumulate)
+    return Plan(passes, ours / standard, ours, steps, len(train_set))
 
 
 def _time(fabric: Fabric, objective: Objective, model: nn.Module, batch: Batch, parts: int) -> float:

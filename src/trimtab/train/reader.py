@@ -128,9 +128,13 @@ def _read_leaf(kind: Any, value: Any, at: str) -> Any:
 
 
 def overridden(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with values at dotted places replaced; a new `kind` starts its place afresh."""
+    """`given` with values at dotted places replaced, the outer ones first, and among them a `kind`.
+
+    Another kind of objective or attack starts its place afresh; those of optimisers and schedules have the
+    same keys, which stay.
+    """
     out = dict(given)
-    for place, value in sorted(overrides.items(), key=lambda item: not item[0].endswith("kind")):
+    for place, value in sorted(overrides.items(), key=lambda one: (one[0].count("."), one[0][-4:] != "kind")):
         key, _, rest = place.partition(".")
         if isinstance(value, str):
             value = parsed(value, f"the value of {place}")
@@ -141,7 +145,7 @@ def overridden(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
         if not isinstance(inner, Mapping | str | None):
             raise BadInput(f"{key} is {inner!r}, which has no {rest!r} to set")
         inner = {"kind": inner} if isinstance(inner, str) else dict(inner or {})
-        if rest == "kind" and inner.get("kind") != value:
+        if rest == "kind" and key not in ("optimiser", "schedule") and inner.get("kind") != value:
             inner = {}
         out[key] = overridden(inner, {rest: value})
     return out

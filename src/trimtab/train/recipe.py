@@ -6,8 +6,9 @@ numbers may be written 8/255 or 1e-3, and any key can be overridden by its dotte
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +67,7 @@ class Optimiser:
     momentum: float = 0.9
     """Of sgd and rmsprop; beta_1 of adam and adamw."""
     nesterov: bool = False
+    """Of sgd."""
     weight_decay: float = 5e-4
     decay: Literal["all", "weights"] = "all"
     """What decays: all parameters, or weights only (not norm parameters and biases)."""
@@ -105,7 +107,7 @@ class Norm:
     """How normalisation layers are trained."""
 
     running_epochs: int = 0
-    """In the last so many epochs normalise with running statistics (Mixture BN paper, section 5)."""
+    """In the last so many epochs normalise with running statistics (Mixture BN paper, section 4.3)."""
     running_learn: bool = False
     """Whether running statistics go on learning in those epochs."""
     frozen: bool = False
@@ -154,7 +156,8 @@ class Recipe:
     batch_size: int = 128
     """Images per step, over all processes."""
     accumulate: int = 1
-    """Parts that a step's batch is processed in."""
+    """Parts that a step's batch is processed in: each has its own batch statistics, and SAM and AdvBN climb
+    in each; APART's groups and samples are shared out among them."""
     clip: float | None = None
     """Largest l2 norm of the gradient."""
     ema: float | None = None
@@ -167,6 +170,11 @@ class Recipe:
     """Also save within an epoch, every so many steps."""
     about: str = ""
     """A sentence for people: where the numbers come from."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that it asks for."""
+        return hashlib.sha256(write_recipe(replace(self, about="")).encode()).hexdigest()
 
     def __post_init__(self) -> None:
         _at_least(1, epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
@@ -184,10 +192,22 @@ class Recipe:
             raise BadInput(
                 f"{kind} reads gradients, which fp16 scales; take bf16-mixed or 32-true as precision"
             )
-        if isinstance(self.objective, Apart):
-            self.objective.images(self.batch_size // self.accumulate)  # which refuses what does not fit
-            if self.norm.running_epochs or self.norm.frozen:
-                raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+        for one in self.objective.in_parts(self.accumulate).nested():
+            smoothing = getattr(one, "label_smoothing", 0.0)
+            if not 0 <= smoothing <= 1:
+                raise BadInput(f"label_smoothing is a share between 0 and 1, found {smoothing:g}")
+            if isinstance(one, Apart):
+                one.images(self.batch_size // self.accumulate)  # which refuses what does not fit
+                if self.norm.running_epochs or self.norm.frozen:
+                    raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+        schedule = self.schedule
+        if schedule.kind == "step" and any(not 0 < at < self.epochs for at in schedule.milestones):
+            listed = ", ".join(f"{at:g}" for at in schedule.milestones)
+            raise BadInput(f"schedule.milestones lie within the {self.epochs} epochs, found {listed}")
+        if schedule.warmup and schedule.warmup >= self.epochs:
+            raise BadInput(f"schedule.warmup of {schedule.warmup:g} epochs takes all {self.epochs} of them")
+        if self.validation.attack is not None and not self.data.validation:
+            raise BadInput("validation.attack needs images, but data.validation holds out none; raise it")
         if self.norm.frozen and self.norm.running_learn:
             raise BadInput("norm.frozen keeps statistics as they are; it does not go with norm.running_learn")
         if self.norm.frozen and self.norm.only:

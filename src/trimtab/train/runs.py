@@ -52,6 +52,13 @@ class Run:
         file = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The metrics of the epoch whose network is the result; none before the first epoch has ended."""
+        rows, how = self.metrics(), self.recipe.validation.choose
+        scored = [row for row in rows if how in row]
+        return max(scored, key=lambda row: row[how]) if scored else (rows or [{}])[-1]
+
     def add_metrics(self, row: Mapping[str, Any], after: int) -> int:
         """Append a line behind the first `after` bytes (what lies there belongs to no checkpoint)."""
         file = self.folder / "metrics.jsonl"

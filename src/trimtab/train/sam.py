@@ -12,7 +12,7 @@ Beware    over several processes the norm is that of the averaged gradient (not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -38,6 +38,13 @@ class SAM(Objective):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         return self.inner.prepare(model)
+
+    def in_parts(self, parts: int) -> SAM:
+        return replace(self, inner=self.inner.in_parts(parts))
+
+    def nested(self) -> Iterator[Objective]:
+        yield self
+        yield from self.inner.nested()
 
     def passes(self, batch: int) -> Passes:
         inner, attack = self.inner.passes(batch), getattr(self.inner, "attack", None)

@@ -11,7 +11,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from trimtab import models, norm
+from trimtab import draws, models, norm
 from trimtab.copies import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
@@ -22,7 +22,8 @@ from trimtab.train.recipe import Recipe
 from trimtab.types import BadInput
 
 FEW = 100
-"""Images that are looked at to recognise a set that lies on disk."""
+"""Images that are looked at to recognise a set that lies on disk, and one that comes class by class."""
+_MIXING = draws.purpose("images that come class by class")
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,21 @@ class Engine:
 def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
     """The images to train on, and those held out to choose checkpoints by."""
     named = data is None or isinstance(data, str)
-    whole = load_set(data or recipe.data.name, "train") if named else as_set(data)
+    whole = _not_by_class(load_set(data or recipe.data.name, "train") if named else as_set(data))
     held = recipe.data.validation
     if held >= len(whole):
         raise BadInput(f"{held} images cannot be held out of {len(whole)}; lower data.validation")
     end = len(whole) - held
     train_set = whole.subset(slice(0, min(recipe.data.images or end, end)))
     return train_set, whole.subset(slice(end, len(whole))) if held else None
+
+
+def _not_by_class(images: Images) -> Images:
+    """A set that comes class by class, in another order: else its ends are no sample."""
+    few = torch.linspace(0, len(images) - 1, min(len(images), FEW)).long()
+    steps = images.subset(few).labels.diff()
+    sorted_ = bool((steps >= 0).all() or (steps <= 0).all()) and bool(steps.any())
+    return images.subset(draws.permutation(len(images), 0, _MIXING)) if sorted_ else images
 
 
 def fingerprint(images: Images) -> str:
