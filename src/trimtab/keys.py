@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -136,7 +137,8 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
     if isinstance(value, FunctionType):
         held = [cell.cell_contents for cell in value.__closure__ or ()]
         return [_name(value), _code(value, within), [each(one) for one in held if not callable(one)]]
-    if vars_of := getattr(value, "__dict__", None):
+    vars_of = getattr(value, "__dict__", None)
+    if vars_of and not isinstance(value, logging.Logger):  # which decides nothing, and knows of all others
         kind = type(value)
         return [
             _name(kind),

@@ -26,7 +26,9 @@ PROBLEMS = [
 
 
 class Device:
-    """Not part of the network, which is the same on any."""
+    """Not part of the network, which is the same on any: a key does not look into slots."""
+
+    __slots__ = ("largest", "problem", "room")
 
     def __init__(self, room: int, problem: BaseException) -> None:
         self.room, self.problem, self.largest = room, problem, 0

@@ -4,8 +4,8 @@ Idea      keep a change of a random square if the margin shrinks; squares get sm
 Paper     Andriushchenko et al. 2020, "Square attack"
 Norm      running statistics of the branch in use, not learning
 Cost      `queries` forward passes, none backward; images that break leave the batch ("any" iterate)
-Changed   for l2: the authors' bumps have two halves of opposite sign, and they start from bumps; these have one
-          sign, and start from flat tiles
+Changed   for l2: the authors' bumps have two halves of opposite sign, and they start from bumps; these have
+          one sign, and start from flat tiles
 """
 
 from __future__ import annotations
