@@ -1,7 +1,11 @@
 """A key changes with everything that determines a result, and with nothing else."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -253,3 +257,22 @@ def test_names_of_classes_are_words_and_circles_end() -> None:
     outer, inner = net(), nn.Linear(2, 2)
     outer.held, inner.back = [inner], [outer]  # type: ignore[assignment]
     assert keys.weights(outer)
+
+
+def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "class Own(nn.Module):\n"
+        "    names = {'a': 1, 'b': 2}\n"
+        "    def forward(self, x):\n"
+        "        return x if x.device.type in {'cpu', 'cuda', 'mps', 'xpu', 'meta'} else -x\n"
+    )
+    code = "import own; from trimtab import keys; print(keys.weights(own.Own()))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(found) == 1

@@ -188,9 +188,15 @@ def _part(name: str, value: Any, within: frozenset[int]) -> Any:
 
 
 def _of_code(code: CodeType) -> str:
-    consts = [_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    consts = [_of_const(one) for one in code.co_consts]
     told = f"{code.co_code!r} {code.co_names} {consts}"
     return hashlib.sha256(_ADDRESS.sub("", told).encode()).hexdigest()
+
+
+def _of_const(value: Any) -> str:
+    if isinstance(value, frozenset):  # written in an order that changes from process to process
+        return str(sorted(map(repr, value)))
+    return _of_code(value) if isinstance(value, CodeType) else repr(value)
 
 
 def _of_tensor(tensor: Tensor) -> Any:
