@@ -31,7 +31,7 @@ class Certified(Condition):
     alpha: float = 0.001
     """The chance that a certificate is wrong."""
     kind: ClassVar[str] = "certificate"
-    version: ClassVar[int] = VERSION + 1
+    version: ClassVar[int] = VERSION
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))

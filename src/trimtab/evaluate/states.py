@@ -83,6 +83,7 @@ class Frozen(NormState):
     images: int = 256
     """They are estimated on the first so many of the images that are evaluated."""
     blend_of: str = "std"
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", float(self.rho))

@@ -239,9 +239,8 @@ def _place(out: Path, scale: str, claim: Claim) -> Path:
 def settings(claim: Claim, scale: str) -> str:
     """A hash of all that the rows depend on, besides their seed."""
     at = scale_of(scale, claim.paper)
-    amounts = {
-        f.name: describe(getattr(at, f.name)) for f in fields(at) if f.name not in ("seeds", "headline")
-    }
+    elsewhere = ("seeds", "headline", "match_step")  # the last is told of each set that is made by it
+    amounts = {f.name: describe(getattr(at, f.name)) for f in fields(at) if f.name not in elsewhere}
     networks = [net.about(at, 0) for net in claim.nets(at)]
     about = {"id": claim.id, "version": claim.version, "scale": amounts, "networks": networks}
     if claim.tables is not None:
