@@ -90,3 +90,13 @@ def test_ids_default_to_the_places_in_the_batch() -> None:
     assert draws.ids_of(LIKE, torch.tensor(IDS)) == draws.ids_of(LIKE, IDS) == IDS
     with pytest.raises(BadInput, match="2 ids for 6 images"):
         draws.ids_of(LIKE, [1, 2])
+
+
+def test_torchs_default_device_plays_no_part() -> None:
+    wanted = (draws.normal(LIKE, 1, IDS), draws.integers(0, 9, 1, IDS), draws.permutation(6, 1))
+    torch.set_default_device("meta")  # any other than the CPU
+    try:
+        found = (draws.normal(LIKE, 1, IDS), draws.integers(0, 9, 1, IDS), draws.permutation(6, 1))
+    finally:
+        torch.set_default_device(None)
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))

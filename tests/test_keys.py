@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -276,3 +277,44 @@ def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
         for seed in ("1", "2", "3")
     }  # fmt: skip
     assert len(found) == 1
+
+
+ACT: Any = torch.relu
+OFFSETS: Any = (0.1, 0.2)
+
+
+class Global(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ACT(x) - OFFSETS[0]
+
+
+def test_what_a_forward_pass_reads_of_its_file_is_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [keys.weights(Global())]
+    for name, value in (("ACT", torch.tanh), ("OFFSETS", (0.9, 0.2)), ("OFFSETS", torch.ones(1))):
+        monkeypatch.setitem(globals(), name, value)
+        found.append(keys.weights(Global()))
+    assert len(set(found)) == 4
+
+
+def enclosing(function: Any) -> Any:
+    return lambda x: function(x)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (slice(0, 3), slice(1, 4)),
+        (range(3), range(5)),
+        (b"a", b"b"),
+        (deque([1]), deque([2])),
+        (enclosing(torch.relu), enclosing(torch.tanh)),
+        (enclosing(nn.ReLU()), enclosing(nn.Tanh())),
+    ],
+)
+def test_values_of_any_kind_that_a_module_holds_tell_it_from_others(one: Any, other: Any) -> None:
+    digests = []
+    for value in (one, other, one):
+        model = net()
+        model[2].held = value
+        digests.append(keys.weights(model))
+    assert digests[0] == digests[2] != digests[1]

@@ -38,7 +38,12 @@ def purpose(name: str, index: int = 0) -> int:
 
 def generator(seed: int, id: int = 0, draw: int = 0) -> torch.Generator:
     """A CPU generator for one image and one purpose (`draw`)."""
-    return torch.Generator().manual_seed(key(seed, id, draw))
+    return seeded(key(seed, id, draw))
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A CPU generator. What it fills must be on the CPU, too, whatever torch's default device is."""
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
@@ -65,7 +70,9 @@ def normal(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor
 
 def integers(low: int, high: int, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
     """One integer in [low, high) per image (on the CPU)."""
-    return torch.tensor([int(torch.randint(low, high, (), generator=generator(seed, i, draw))) for i in ids])
+    sources = (generator(seed, i, draw) for i in ids)
+    drawn = [int(torch.randint(low, high, (), generator=source, device="cpu")) for source in sources]
+    return torch.tensor(drawn, device="cpu")
 
 
 def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
@@ -78,13 +85,14 @@ def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
 
 
 def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
-    return torch.randperm(n, generator=generator(seed, -1, draw))  # no image has this id
+    return torch.randperm(n, generator=generator(seed, -1, draw), device="cpu")  # no image has this id
 
 
 def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> Tensor:
     # Rows are filled in logical NCHW order on contiguous memory (filling a channels-last tensor is
     # several times slower), and only then take the layout of `like`.
-    out = torch.empty(like.shape, dtype=like.dtype if like.dtype == torch.float64 else torch.float32)
+    wide = like.dtype if like.dtype == torch.float64 else torch.float32
+    out = torch.empty(like.shape, dtype=wide, device="cpu")
     for row, i in zip(out, ids, strict=True):
         getattr(row, fill)(generator=generator(seed, i, draw))
     return torch.empty_like(like).copy_(out)

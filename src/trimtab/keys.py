@@ -12,10 +12,11 @@ import json
 import logging
 import math
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,7 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
     if isinstance(value, MethodType):
         return each(value.__func__)
     if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [_name(value), _code(value, within), [each(one) for one in held if not callable(one)]]
+        return [_name(value), _code(value, within), [each(one) for one in _enclosed(value)]]
     vars_of = getattr(value, "__dict__", None)
     if vars_of and not isinstance(value, logging.Logger):  # which decides nothing, and knows of all others
         kind = type(value)
@@ -145,7 +145,17 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
             _code(kind, within | {id(value)}),
             {at: each(one) for at, one in vars_of.items()},
         ]
+    if isinstance(value, slice | range | bytes | bytearray):
+        return repr(value)
+    if isinstance(value, deque):
+        return [each(one) for one in value]
     return _name(value) if callable(value) else _name(type(value))
+
+
+def _enclosed(function: FunctionType) -> list[Any]:
+    """What a function closes over: what a decorator wraps, for one."""
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # one may not be filled yet
+    return [cell.cell_contents for cell in cells]
 
 
 def _name(value: Any) -> str:
@@ -173,18 +183,31 @@ def _part(name: str, value: Any, within: frozenset[int]) -> Any:
     if isinstance(value, property | staticmethod | classmethod):
         value = value.fget if isinstance(value, property) else value.__func__
     if not isinstance(value, FunctionType):
-        plain = isinstance(value, bool | int | float | str | list | tuple | dict | Tensor | np.ndarray)
-        return [name, _constant(value, within)] if plain and not name.startswith("__") else None
+        return [name, _constant(value, within)] if _decides(value) and not name.startswith("__") else None
     within |= {id(value)}
-    enclosed = [cell.cell_contents for cell in value.__closure__ or ()]  # what a decorator wraps, for one
-    used = [value.__globals__[one] for one in value.__code__.co_names if one in value.__globals__]
-    helpers = [one for one in (*enclosed, *used) if isinstance(one, FunctionType) and not _is_known(one)]
-    held = [one for one in enclosed if not callable(one)]
-    held += [one for one in used if isinstance(one, bool | int | float | str)]
+    used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+    helpers = [one for one in (*_enclosed(value), *used.values()) if _is_helper(one)]
+    held = [one for one in _enclosed(value) if not _is_helper(one)]
+    held += [one for name, one in used.items() if _decides(one) or (callable(one) and not _called(one, name))]
     held += [one for one in (value.__defaults__, value.__kwdefaults__) if one]
     more = [_code(one, within) for one in helpers if id(one) not in within]
     more += [_constant(one, within) for one in held]
     return [_of_code(value.__code__), *more] if more else _of_code(value.__code__)
+
+
+def _decides(value: Any) -> bool:
+    """Whether it is a plain value, which a forward pass may depend on."""
+    plain = bool | int | float | str | bytes | list | tuple | set | frozenset | dict | slice | range
+    return isinstance(value, plain | Tensor | np.ndarray)
+
+
+def _is_helper(value: Any) -> bool:
+    return isinstance(value, FunctionType) and not _is_known(value)
+
+
+def _called(value: Any, name: str) -> bool:
+    """Whether this is its own name, which the code tells already; helpers tell by their code."""
+    return _is_helper(value) or _name(value).rpartition(".")[2] == name
 
 
 def _of_code(code: CodeType) -> str:

@@ -271,3 +271,91 @@ def test_noise_may_be_written_as_a_fraction():
     model, x = net().float(), torch.rand(8, 3, 12, 12)
     one, other = (adapt.frozen_under_noise(model, x, sigma) for sigma in ("1/4", 0.25))
     assert torch.equal(one(x), other(x))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0])
+def test_replacing_statistics_mends_broken_ones(bad):
+    model = net()
+    model[1].running_var[0] = bad
+    assert adapt.frozen(model, draw(16, 1))(draw(4, 2)).isfinite().all()
+    steered = norm.recalibrate(norm.steer(model), [draw(16, 1)])
+    mended = norm.recalibrate(norm.steer(net()), [draw(16, 1)])
+    torch.testing.assert_close(steered[1].running_var, mended[1].running_var)
+
+
+def test_a_model_that_adapts_can_be_frozen_as_the_model_inside():
+    x = draw(16, 1, 0.2)
+    for adapting in (adapt.per_batch(net()), adapt.stream(net())):
+        torch.testing.assert_close(adapt.frozen(adapting, x)(x), adapt.frozen(net(), x)(x))
+    with pytest.raises(BadInput, match="a part of this model adapts"):
+        adapt.frozen(nn.Sequential(adapt.per_batch(net())), x)
+
+
+def test_freezing_gives_statistics_to_layers_that_kept_none():
+    x = draw(16, 1)
+    model = net()
+    plain = copy.deepcopy(model)
+    plain[1] = nn.BatchNorm2d(6, track_running_stats=False).double().eval()
+    plain[1].load_state_dict(model[1].state_dict(), strict=False)
+    fixed = adapt.frozen(plain, x)
+    torch.testing.assert_close(fixed(x), adapt.frozen(model, x)(x))
+    torch.testing.assert_close(fixed(x)[:1], fixed(x[:1]))
+
+
+def test_half_precision_streams_go_on_learning():
+    images = [0.5 * draw(1, seed) + 3 for seed in range(400)]
+    held = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = nn.Sequential(nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        stream = adapt.stream(model.to(dtype))
+        for x in images:
+            assert stream(x.to(dtype)).dtype == dtype
+        held[dtype] = torch.cat([stream.model[0].running_mean, stream.model[0].running_var])
+    torch.testing.assert_close(held[torch.bfloat16], held[torch.float32], rtol=0.01, atol=0.01)
+
+
+def test_a_streams_checkpoint_knows_how_much_it_saw():
+    first, second = adapt.stream(net()), adapt.stream(net())
+    for seed in range(5):
+        first(draw(10, seed, 0.3))
+    second.load_state_dict(first.state_dict())
+    assert second.seen == 50
+    assert torch.equal(first(draw(4, 9)), second(draw(4, 9)))
+
+
+class Logits(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(classes)
+
+    def forward(self, x):
+        return self.bn(x)
+
+
+@pytest.mark.parametrize(("classes", "picks"), [(1000, [i % 10 for i in range(250)]), (20_000, range(32))])
+def test_a_balanced_stream_over_few_of_many_classes_raises_no_alarm(classes, picks):
+    stream = adapt.stream(Logits(classes).eval(), prior=1e6)
+    x = torch.zeros(len(picks), classes)
+    x[range(len(picks)), list(picks)] = 50.0
+    stream(x)
+    assert stream.alarm is None
+    stream(x[:1].expand(250, -1))
+    assert "98%" in stream.alarm
+
+
+def test_a_stream_learns_nothing_from_what_it_cannot_use():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return self.net(x), self.net(x)
+
+    several = adapt.stream(Heads())
+    with pytest.raises(BadInput, match="has not learnt"):
+        several(draw(4, 0))
+    alone = adapt.stream(Logits(4).eval(), prior=0)
+    with pytest.raises(BadInput, match="no deviation"):
+        alone(torch.rand(1, 4))
+    assert several.seen == alone.seen == 0

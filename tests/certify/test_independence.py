@@ -124,3 +124,26 @@ class Returns(nn.Module):
 def test_models_that_return_no_logits_are_refused(value: Tensor, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         certify.certify(Returns(value), images(), n=100)
+
+
+def test_a_model_that_says_it_depends_on_others_is_refused_however_little_it_does() -> None:
+    model = network(nn.BatchNorm2d(4)).eval()
+    settled = adapt.stream(model)
+    settled.seen = 10**6
+    for one in (settled, nn.Sequential(adapt.per_batch(model, rho=1e-5))):
+        with pytest.raises(BadInput, match=FREEZE):
+            certify.certify(one, images(), n=100)
+    certify.certify(adapt.per_batch(model, rho=0.0), images(), n=100)
+
+
+def test_a_model_with_several_heads_is_told_in_a_sentence() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network(nn.BatchNorm2d(4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.body(x), self.body(x)
+
+    with pytest.raises(BadInput, match="must return logits"):
+        certify.certify(Heads().eval(), images(), n=100)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from trimtab import measure, norm
 from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
 from trimtab.models import wrap
 from trimtab.types import BadInput
@@ -78,3 +79,34 @@ def test_bytes_are_refused_as_the_model_refuses_them_and_floats_made_as_wide_as_
     with pytest.raises(BadInput, match="divide by 255"):
         accuracy(model, [(x, y)])
     assert accuracy(model, [(x.float() / 255, y)]).n == 50
+
+
+def test_what_an_outer_use_chose_is_measured() -> None:
+    torch.manual_seed(0)
+    model = norm.steer(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 5)))
+    x = torch.rand(64, 3, 4, 4)
+    model.train()(x)
+    y = model.eval()(x).argmax(1)
+    shift = {"1": norm.Shift(mu=torch.full((48,), 0.5))}
+    for knobs in ({"source": "batch"}, {"shift": shift}, {"source": "batch", "update": True}):
+        before = model[1].running_mean.clone()
+        with norm.use(model, **knobs):
+            found = accuracy(model, [(x, y)])
+            with torch.no_grad(), norm.use(model, update=False):
+                wanted = (model(x).argmax(1) == y).double().mean()
+        assert found.value == pytest.approx(float(wanted))
+        assert torch.equal(model[1].running_mean, before)
+    assert accuracy(model, [(x, y)]).value == 1 > found.value
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4, 1).long(), torch.zeros(1).long(), torch.zeros(4)])
+def test_labels_are_not_broadcast(labels: torch.Tensor) -> None:
+    model = norm.steer(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()))
+    x = torch.rand(4, 3, 2, 2)
+    for measured in (
+        lambda: accuracy(model, [(x, labels)]),
+        lambda: measure.tolerance(model, [(x, labels)], eps=(0.0,)),
+        lambda: measure.landscape(model, x, labels),
+    ):
+        with pytest.raises(BadInput, match="label"):
+            measured()

@@ -240,3 +240,19 @@ def test_the_callback_reports_usefulness_and_robustness_after_an_epoch(branched)
     found = told(SimpleNamespace(kind="epoch", model=branched))
     assert found["robust usefulness"] <= found["usefulness"]
     assert -1 <= found["ligs"] <= 1
+
+
+def test_one_layer_that_cannot_be_steered_leaves_the_others_on_batch_statistics():
+    class Own(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), Own(4), nn.Flatten(), nn.Linear(16, 2)
+    ).double()  # fmt: skip
+    x, y = points(), torch.arange(10) % 2
+    wanted = copy.deepcopy(model).eval()
+    wanted[1].train()
+    found = measure.landscape(model, x, y).losses[0]
+    assert found == pytest.approx(float(F.cross_entropy(wanted(x), y).detach()))

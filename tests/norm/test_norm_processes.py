@@ -90,11 +90,20 @@ def distributed_data_parallel(rank: int) -> Results:
     return found
 
 
+def own_group(rank: int) -> Results:
+    """A layer whose process group is this rank alone: there is nothing to pool."""
+    groups = [dist.new_group([one]) for one in range(2)]
+    layer = norm.steer(nn.SyncBatchNorm(2, process_group=groups[rank])).double()
+    x = batch().chunk(2)[rank] + rank
+    return {"own group": {"y": layer(x).detach(), "wanted": nn.BatchNorm2d(2).double()(x).detach()}}
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         found = rank_passes(rank, [4, 4]) | rank_passes(rank, [5, 3]) | distributed_data_parallel(rank)
+        found |= own_group(rank)
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -163,3 +172,8 @@ def test_a_step_of_a_plain_and_a_grouped_pass_in_ddp_averages_gradients(ranks: l
         for key in each[0]:
             assert torch.allclose(rank["mixed"][key], (each[0][key] + each[1][key]) / 2), key
         assert "bn1.branches.spare.weight.grad" not in rank["mixed"]
+
+
+def test_a_layer_with_a_process_group_of_its_own_pools_within_it(ranks: list[Results]) -> None:
+    for rank in ranks:
+        torch.testing.assert_close(rank["own group"]["y"], rank["own group"]["wanted"])

@@ -200,3 +200,53 @@ def test_affine_parameters_are_those_of_all_branches_or_of_one(model: Small) -> 
 def test_synchronising_changes_nothing_in_one_process(model: Small, x: Tensor) -> None:
     wanted = copy.deepcopy(model)(x)
     assert torch.equal(norm.synchronise(model)(x), wanted)
+
+
+# ---- shift gradients --------------------------------------------------------------------------------------
+
+
+def by_zero_shift(model: nn.Module, x: Tensor) -> dict[str, norm.Shift]:
+    zero = norm.zero_shifts(model, requires_grad=True)
+    with norm.use(model, shift=zero):
+        model(x).square().sum().backward()
+    return {name: norm.Shift(shift.mu.grad, shift.sigma.grad) for name, shift in zero.items()}
+
+
+@pytest.mark.parametrize("branch", ["main", "adv"])
+def test_shift_gradients_are_those_of_the_branch_in_force(model: Small, x: Tensor, branch: str) -> None:
+    for layer in norm.layers(model).values():
+        layer.branches.adv.weight.data.mul_(-2)
+    model(x).square().sum().backward()  # gradients of both branches are there
+    with norm.use(model, branch="adv", update=False):
+        model(x).square().sum().backward()
+    model.zero_grad(set_to_none=False)
+    with norm.use(model, branch=branch, update=False):
+        with norm.observe(model) as seen:
+            model(x).square().sum().backward()
+        read = norm.shift_gradients(model, seen, {p: p.grad for p in model.parameters()})
+        for name, wanted in by_zero_shift(model, x).items():
+            assert torch.allclose(read[name].mu, wanted.mu)
+            assert torch.allclose(read[name].sigma, wanted.sigma)
+
+
+def test_shift_gradients_of_a_layer_that_ran_twice_are_refused(x: Tensor) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm2d(2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bn(3 - self.bn(x))
+
+    twice = norm.steer(Twice())
+    with norm.observe(twice) as seen:
+        twice(x).square().sum().backward()
+    with pytest.raises(BadInput, match="bn normalised 2 times"):
+        norm.shift_gradients(twice, seen, {p: p.grad for p in twice.parameters()})
+
+
+def test_freezing_leaves_layers_without_statistics_as_they_are(x: Tensor) -> None:
+    mixed = nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False)).double()
+    before = norm.steer(mixed).eval()(x)
+    norm.freeze(mixed)
+    assert torch.equal(mixed.train()(x), before)

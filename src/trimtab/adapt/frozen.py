@@ -31,10 +31,11 @@ def frozen(
     """
     _check(images)
     copied = steered_copy(model)
-    like = next(copied.parameters())
+    if rho == 1:
+        norm.start_statistics(copied)
     steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False)
     with torch.no_grad(), steering, norm.observe(copied) as seen:
-        copied(images.to(like.device, like.dtype))
+        copied(norm.images_for(copied, images))
     if rho == 1 and any(batch.n == 1 for batch in seen.values()):
         raise BadInput("one value per channel has no deviation: give more images, or a rho below 1")
     if rho > 0:

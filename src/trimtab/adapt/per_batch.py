@@ -21,10 +21,19 @@ from trimtab.types import BadInput
 ESTIMATORS = {"mean": None, "median": norm.robust_moments}
 
 
-class PerBatch(nn.Module):
-    """A copy of a model that re-estimates its statistics on every batch, in `train()` and in `eval()`."""
+class Adapting(nn.Module):
+    """A copy of a model whose statistics follow the images that it is shown."""
 
-    couples_batch = True
+    model: nn.Module
+
+    @property
+    def couples_batch(self) -> bool:
+        """Whether an image's output depends on others."""
+        return True
+
+
+class PerBatch(Adapting):
+    """A copy of a model that re-estimates its statistics on every batch, in `train()` and in `eval()`."""
 
     def __init__(self, model: nn.Module, rho: float, blend_of: str, estimator: str) -> None:
         super().__init__()
@@ -34,6 +43,10 @@ class PerBatch(nn.Module):
         self.rho, self.blend_of, self.estimator = rho, blend_of, estimator
         with self._steering():
             pass  # an impossible rho is told here, not at the first batch
+
+    @property
+    def couples_batch(self) -> bool:
+        return self.rho > 0
 
     @property
     def provenance(self) -> str:
@@ -67,7 +80,14 @@ def per_batch(model: nn.Module, rho: float = 1.0, blend_of: str = "std", estimat
 
 
 def steered_copy(model: nn.Module) -> nn.Module:
-    """A steered copy in eval mode, of the branch in use; a model without batch norm cannot be adapted."""
+    """A steered copy in eval mode, of the branch in use; a model without batch norm cannot be adapted.
+
+    Of a model that adapts it is the one inside, with the statistics that it has now.
+    """
+    while isinstance(model, Adapting):
+        model = model.model
+    if any(isinstance(part, Adapting) for part in model.modules()):
+        raise BadInput("a part of this model adapts already; adapt the model before it is put inside another")
     copied = norm.settled(model).eval()
     if not norm.layers(copied):
         raise BadInput("this model has no batch-norm layer whose statistics could be adapted")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.adapt.per_batch import steered_copy
+from trimtab.adapt.per_batch import Adapting, steered_copy
 from trimtab.types import BadInput
 
 WINDOW = 256
@@ -39,16 +39,14 @@ class Mark(NamedTuple):
     entropies: tuple[float, ...] = ()
 
 
-class Stream(nn.Module):
-    """A copy of a model whose statistics follow the images it is shown."""
-
-    couples_batch = True
+class Stream(Adapting):
+    """A copy of a model with a running estimate of its statistics."""
 
     def __init__(self, model: nn.Module, prior: float) -> None:
         super().__init__()
         if not prior >= 0:
             raise BadInput(f"prior is what the source is worth in images, 0 or more, found {prior!r}")
-        self.model = steered_copy(model)
+        self.model = norm.widen(steered_copy(model))
         self.prior = prior
         self.seen = 0
         """Images since the last reset."""
@@ -71,6 +69,10 @@ class Stream(nn.Module):
         steering = norm.use(self.model, source="blend", rho=rho, blend_of="pooled", update=False)
         with steering, norm.observe(self.model) as batch:
             z: Tensor = self.model(x)
+        if not isinstance(z, Tensor):
+            raise BadInput("the model must return logits of shape (N, classes); the stream has not learnt")
+        if rho == 1 and any(seen.n == 1 for seen in batch.values()):
+            raise BadInput("one value per channel has no deviation: start with more images, or with a prior")
         if not all(bool((seen.mean + seen.var).isfinite().all()) for seen in batch.values()):
             raise BadInput(
                 "these images drive a layer beyond all numbers; the stream has not learnt from them"
@@ -90,6 +92,13 @@ class Stream(nn.Module):
         self._predicted = deque(mark.predicted, maxlen=WINDOW)
         self._entropies = deque(mark.entropies, maxlen=WINDOW)
 
+    def get_extra_state(self) -> Tensor:
+        """What a checkpoint keeps beside the statistics: how many images they rest on."""
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.seen = int(state)
+
     def reset(self) -> None:
         """Forget the stream: the source's statistics again. Call it when the domain changes."""
         self.rollback(Mark(self._source, 0))
@@ -101,9 +110,9 @@ class Stream(nn.Module):
         if n < FEWEST or self._classes < 2:
             return None
         counts = torch.bincount(torch.tensor(list(self._predicted)), minlength=self._classes) / n
-        spread = float(torch.special.entr(counts).sum()) / math.log(self._classes)
-        if spread < 0.35:
-            share, top = counts.max(0)
+        spread = float(torch.special.entr(counts).sum()) / math.log(min(self._classes, n))
+        share, top = counts.max(0)
+        if spread < 0.35 and share >= 0.5:  # a balanced stream may hold few of many classes
             return (
                 f"{share:.0%} of the last {n} predictions are class {int(top)}: the stream may hold one "
                 "class only, or the adaptation collapsed; roll back or reset"

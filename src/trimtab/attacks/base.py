@@ -220,12 +220,7 @@ def rough(net: nn.Module, x: Tensor) -> nn.Module:
 def check_images(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
-    if len(x) != len(y):
-        raise BadInput(f"{len(x)} images came with {len(y)} labels; give one label per image")
-    if y.is_floating_point() or y.dim() != 1:
-        raise BadInput(
-            f"labels must be class numbers, one integer per image, found {y.dtype} {tuple(y.shape)}"
-        )
+    check_pairs(x, y)
     if len(x) and not bool(x.isfinite().all()):
         raise BadInput("the images contain NaN or infinity")
     if len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
@@ -233,6 +228,16 @@ def check_images(x: Tensor, y: Tensor) -> None:
             f"pixels must lie in [0, 1], found {float(x.min()):.3g} to {float(x.max()):.3g}; put mean and "
             "deviation inside the model (trimtab.models.wrap) and scale bytes by 1/255"
         )
+
+
+def check_pairs(x: Tensor, y: Tensor) -> None:
+    """Whether every image has one label: broadcasting would compare others, too."""
+    if y.is_floating_point() or y.dim() != 1:
+        raise BadInput(
+            f"labels must be class numbers, one integer per image, found {y.dtype} {tuple(y.shape)}"
+        )
+    if len(x) != len(y):
+        raise BadInput(f"{len(x)} images came with {len(y)} labels; give one label per image")
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ PROBE = 4
 
 @contextmanager
 def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
-    """Freeze `model` while the block runs. `running=False` keeps the statistics that an outer `use` chose."""
+    """Freeze `model` while the block runs. `running=False` keeps what an outer `use` chose, but learning."""
     if torch.is_inference_mode_enabled():
         raise BadInput(
             "gradients cannot be taken inside torch.inference_mode(); leave it, or use torch.no_grad(), "
@@ -45,6 +45,8 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
             if running and norm.layers(model):
                 # As a stock layer in eval mode: by running statistics, wherever it keeps some.
                 stack.enter_context(norm.use(model, source=None, update=False, groups=None, shift=None))
+            elif norm.layers(model):
+                stack.enter_context(norm.use(model, update=False))
             yield model
     finally:
         for module, training in modes:
@@ -79,7 +81,7 @@ def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bo
     A model may say so itself (`couples_batch`); else it is tried: the first images of `x`, with other
     neighbours. A model whose output is random does not count as coupled.
     """
-    if getattr(model, "couples_batch", False):
+    if any(getattr(part, "couples_batch", False) for part in model.modules()):
         return True
     own, rest = x[:2], x[2:PROBE]
     if len(rest) == 0:

@@ -10,9 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from trimtab import draws
 from trimtab.types import BadInput
 
 REMEDY = "fix its statistics first, as adapt.frozen(model, images) does"
+DEPENDS = (
+    "the model's output for an image depends on the other images of its batch, which voids any certificate; "
+    + REMEDY
+)
 ROUNDING = 1e-5
 """Of the largest logit: what may change between batches of the same shape."""
 ROUNDING_OF_SIZES = 1e-3
@@ -23,9 +28,11 @@ ROUNDING_OF_SIZES = 1e-3
 def require_independent(model: nn.Module, images: Tensor) -> int:
     """Refuse a model whose output for an image depends on the batch or on earlier calls; else its classes.
 
-    The same images are run twice, then beside other companions, then by themselves.
+    A model may say so itself. Else the same images are run twice, then beside others, then by themselves.
     """
-    noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(1)).to(images)
+    if any(getattr(part, "couples_batch", False) for part in model.modules()):
+        raise BadInput(DEPENDS)
+    noise = torch.rand(images.shape, generator=draws.seeded(1), device="cpu").to(images)
     beside_dark, beside_noise = (torch.cat([images, others]) for others in (torch.zeros_like(images), noise))
     first = _logits(model, beside_dark)
     again, moved, alone = _logits(model, beside_dark), _logits(model, beside_noise), _logits(model, images)
@@ -36,10 +43,7 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
         raise BadInput(f"the model answers the same batch differently from call to call; {REMEDY}")
     coarse = max(ROUNDING_OF_SIZES, 16 * torch.finfo(first.dtype).eps)
     if max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / coarse) > scale:
-        raise BadInput(
-            "the model's output for an image depends on the other images of its batch, which voids any "
-            f"certificate; {REMEDY}"
-        )
+        raise BadInput(DEPENDS)
     return first.shape[1]
 
 

@@ -72,7 +72,7 @@ class Sampler:
         for classes in self.pool.map(self._classify, self._batches(which, first_block, n)):
             won.append(classes)
             self.advance(len(classes))
-        owners = torch.arange(len(which)).repeat_interleave(n)
+        owners = torch.arange(len(which), device="cpu").repeat_interleave(n)
         cells = owners * self.classes + torch.cat(won).cpu()
         return cells.bincount(minlength=len(which) * self.classes).view(-1, self.classes).numpy()
 
@@ -109,8 +109,8 @@ def gaussian(
 ) -> Tensor:
     """One block of an image's noise. Blocks may be numbered below zero."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    source = torch.Generator().manual_seed((draws.key(seed, id) + block) % 2**32)
-    return torch.empty(*shape, dtype=wide).normal_(0, sigma, generator=source).to(dtype)
+    source = draws.seeded((draws.key(seed, id) + block) % 2**32)
+    return torch.empty(*shape, dtype=wide, device="cpu").normal_(0, sigma, generator=source).to(dtype)
 
 
 def _winners(network: nn.Module, rows: Tensor) -> Tensor:
@@ -138,9 +138,9 @@ def sampler(
         batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
     require_positive(batch_size=batch_size)
     # A probe that knows nothing of x: how the networks are built must not depend on the images.
-    source = torch.Generator().manual_seed(0)
-    probe = torch.rand(4, *x.shape[1:], generator=source)
-    probe = (probe + sigma * torch.randn(probe.shape, generator=source)).to(x)
+    source = draws.seeded(0)
+    probe = torch.rand(4, *x.shape[1:], generator=source, device="cpu")
+    probe = (probe + sigma * torch.randn(probe.shape, generator=source, device="cpu")).to(x)
     networks: SimpleQueue[nn.Module] = SimpleQueue()
     try:
         for _ in range(THREADS):

@@ -134,7 +134,7 @@ def certify(
 
     bound = np.where(taken == n, p_lower(hits, n, alpha), 0.0)
     return Certificates(
-        ids=torch.tensor(listed),
+        ids=torch.tensor(listed, device="cpu"),
         classes=torch.from_numpy(np.where(bound > 0.5, guess, ABSTAIN)),
         radii=torch.from_numpy(radius(bound, sigma)),
         p_lower=torch.from_numpy(bound),

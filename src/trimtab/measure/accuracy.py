@@ -17,6 +17,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor, nn
 
+from trimtab.attacks.base import check_pairs
 from trimtab.attacks.guard import guard
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
@@ -73,10 +74,16 @@ def clopper_pearson(correct: int, n: int, level: float = 0.95) -> tuple[float, f
 
 
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, ...]]) -> Accuracy:
-    """The accuracy of a model, in eval mode and left as it was, over batches that start (images, labels)."""
+    """The accuracy of a model, in eval mode and left as it was, over batches that start (images, labels).
+
+    What a `use` around it chose (a branch, batch statistics, a shift) is in force.
+    """
     total = Accuracy()
-    with guard(model), torch.no_grad():
+    with guard(model, running=False), torch.no_grad():
         for x, y, *_ in batches:
+            check_pairs(x, y)
             z = model(images_for(model, x))
+            if not isinstance(z, Tensor) or z.dim() != 2:
+                raise BadInput("the model must return logits of shape (N, classes)")
             total += Accuracy.of(z.argmax(1) == y.to(z.device))
     return total

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import norm
+from trimtab.attacks.base import check_pairs
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
 
@@ -45,8 +46,10 @@ def landscape(
     if not etas or min(etas) <= 0:
         raise BadInput(f"a walk needs steps longer than 0, found {tuple(etas)}")
     probe = norm.copied(model).eval().requires_grad_(True)  # eval: drop-out is noise of its own
-    if norm.steerable(probe):
-        norm.steer(probe)
+    for part in probe.modules():
+        if norm.steerable(part):
+            norm.steer(part)
+    check_pairs(x, y)
     x = images_for(probe, x)
     y = y.to(x.device)
     with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():

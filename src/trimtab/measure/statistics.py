@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
+from trimtab.attacks.base import check_pairs
 from trimtab.attacks.guard import guard
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
@@ -90,6 +91,8 @@ def tolerance(
     images = [(x, y.to(x.device)) for x, y in ((images_for(model, batch), batch[1]) for batch in batches)]
     if not images:
         raise BadInput("tolerance needs at least one batch of images, found none")
+    for x, y in images:
+        check_pairs(x, y)
     first_x, first_y = images[0]
     rows = []
     for name in attacks:

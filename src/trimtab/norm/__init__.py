@@ -28,22 +28,25 @@ from trimtab.norm.state import (
     branches,
     copied,
     freeze,
+    images_for,
     recalibrate,
     restore,
     running,
     shift_gradients,
     snapshot,
+    start_statistics,
     synchronise,
     thaw,
+    widen,
 )
-from trimtab.norm.steering import layers, learners, observe, unobserved, use, zero_shifts
+from trimtab.norm.steering import Seen, layers, learners, observe, unobserved, use, zero_shifts
 from trimtab.norm.surgery import add_branch, in_force, plan, rebuild, release, settled, steer, steerable
 
 __all__ = [
-    "KINDS", "Audit", "Branch", "Moments", "Route", "Setting", "Shift", "Snapshot", "Steered",
+    "KINDS", "Audit", "Branch", "Moments", "Route", "Seen", "Setting", "Shift", "Snapshot", "Steered",
     "add_branch", "adopt", "affine_parameters", "audit", "branches", "copied", "fold", "freeze",
-    "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild", "recalibrate",
-    "release", "restore", "robust_moments", "running", "settled", "shift_gradients", "snapshot", "steer",
-    "steerable", "swap", "synchronise", "thaw", "unobserved", "use",
-    "zero_shifts",
+    "images_for", "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild",
+    "recalibrate", "release", "restore", "robust_moments", "running", "settled", "shift_gradients",
+    "snapshot", "start_statistics", "steer", "steerable", "swap", "synchronise", "thaw", "unobserved", "use",
+    "widen", "zero_shifts",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
 from trimtab.norm.surgery import is_batch_norm
+from trimtab.types import BadInput
 
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -175,6 +176,8 @@ def _logits(model: nn.Module, example: Tensor) -> Tensor:
     """In full precision: narrow rounding would hide a wrong fold, or show one where there is none."""
     with torch.autocast(example.device.type, enabled=False):
         z: Tensor = model(example)
+    if not isinstance(z, Tensor):
+        raise BadInput(f"the model must return logits of shape (N, classes), found a {type(z).__name__}")
     return z
 
 

@@ -144,7 +144,12 @@ class Steered(Holder):
 
     def pools_processes(self) -> bool:
         """Whether batch statistics are taken over all processes: as in SyncBatchNorm, only in training."""
-        return self.synchronised and self.training and world_size() > 1
+        return self.synchronised and self.training and world_size(self.processes) > 1
+
+    @property
+    def processes(self) -> Any:
+        """The process group that statistics are taken over: SyncBatchNorm may have one, None is all."""
+        return getattr(self, "process_group", None)
 
     def runs_stock(self, input: Tensor) -> bool:
         if isinstance(self, nn.SyncBatchNorm) and self.training:
@@ -273,7 +278,7 @@ def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficient
         found = {}
         for statistics, members in together:
             batch = pool([seen[m] for m in members])
-            batch = pool_processes(batch) if pooled else batch
+            batch = pool_processes(batch, layer.processes) if pooled else batch
             mean, var = batch.mean, batch.var
             if source == "blend":
                 rho, of = setting.rho or 0.0, setting.blend_of or "std"
@@ -293,7 +298,7 @@ def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficient
 def _union(layer: Steered, seen: list[Moments]) -> Moments:
     """The moments of parts and their groups put together, over all processes."""
     each = [Moments(*of, m.n) for m in seen for of in zip(m.mean, m.var, strict=True)]
-    return pool_processes(pool(each)) if layer.pools_processes() else pool(each)
+    return pool_processes(pool(each), layer.processes) if layer.pools_processes() else pool(each)
 
 
 @torch.no_grad()
@@ -330,7 +335,7 @@ def _by_statistics(parts: list[Part]) -> list[tuple[Holder, list[int]]]:
 def _groups(layer: Steered, parts: list[Part]) -> int:
     groups = layer.setting.groups or 1
     if layer.pools_processes():
-        groups = local_groups(groups)
+        groups = local_groups(groups, layer.processes)
     for part in parts:
         if part.images % groups:
             raise BadInput(f"{part.images} images cannot be split into {groups} equal groups")

@@ -78,6 +78,8 @@ def blend(
     batch: Moments, mean: Tensor, var: Tensor, rho: float, of: str, eps: float
 ) -> tuple[Tensor, Tensor]:
     """rho of the batch, 1 - rho of the running statistics: of the mean, and of what `blend_of` says."""
+    if rho == 1:
+        mean, var = batch.mean, batch.var  # nothing of the running ones, which may be NaN
     mixed_mean = rho * batch.mean + (1 - rho) * mean
     if of == "var":
         return mixed_mean, rho * batch.var + (1 - rho) * var
@@ -118,6 +120,8 @@ def normalise_by(
     """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for a constant mu and sigma."""
     if shift is not None:
         weight, bias = shifted(mean, (var + eps).sqrt(), weight, bias, shift)
+    elif mean.dtype != x.dtype:
+        weight, bias = (None if half is None else half.to(mean.dtype) for half in (weight, bias))
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
 

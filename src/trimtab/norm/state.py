@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trimtab.copies import duplicate
 from trimtab.norm.moments import blend, pool
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
-from trimtab.norm.steering import at_rest, layers, observe, steered_layers, use
+from trimtab.norm.steering import Seen, at_rest, layers, observe, steered_layers, use
 from trimtab.types import BadInput
 
 Snapshot = dict[str, dict[str, Tensor]]
@@ -131,7 +131,8 @@ def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
     the model.
     """
     for layer in at_rest(model).values() if branch is None else ():
-        layer.rest = layer.setting = replace(layer.rest, source="running", update=False)
+        source = "running" if layer.keeps_statistics else None
+        layer.rest = layer.setting = replace(layer.rest, source=source, update=False)
     for parameter in affine_parameters(model, branch):
         parameter.requires_grad_(False)
     return model
@@ -169,30 +170,55 @@ def affine_parameters(model: nn.Module, branch: str | None = None) -> list[nn.Pa
     return found
 
 
-def shift_gradients(
-    model: nn.Module, seen: dict[str, Moments], gradients: dict[nn.Parameter, Tensor]
-) -> dict[str, Shift]:
+def shift_gradients(model: nn.Module, seen: Seen, gradients: dict[nn.Parameter, Tensor]) -> dict[str, Shift]:
     """The gradient with respect to a zero shift, read off the affine gradients of the same pass.
 
     With xhat = (x - mu) / sigma, y = gamma (1 + d_sigma)(xhat - d_mu mu / sigma) + beta gives at d = 0
         dL/d(d_sigma) = gamma dL/d(gamma),    dL/d(d_mu) = -(gamma mu / sigma) dL/d(beta),
-    so that a pass of the stock fused kernel is enough. `seen` comes from `observe` around that pass.
+    so that a pass of the stock fused kernel is enough. `seen` comes from `observe` around that pass, in which
+    every layer must have run once: what two calls add to one gradient cannot be told apart.
     """
     found = {}
     for name, layer in layers(model).items():
-        if (
-            layer.weight is None
-            or layer.bias is None
-            or layer.weight not in gradients
-            or layer.bias not in gradients
-        ):
+        own = layer.affine_holder(layer.branch_now())
+        if own.weight is None or own.bias is None or not {own.weight, own.bias} <= gradients.keys():
             raise BadInput(
-                f"{name} has no affine gradient to read the shift's from; differentiate a zero shift"
+                f"{name} has no affine gradient to read the shift's from: let gamma and beta train, or "
+                "differentiate zero_shifts(model)"
             )
-        gamma, batch = layer.weight.detach(), seen[name]
+        if seen.calls[name] != 1 or not isinstance(layer.setting.branch or MAIN, str):
+            raise BadInput(
+                f"{name} normalised {seen.calls[name]} times, or for several branches, in one pass: its "
+                "shift's gradient cannot be read off; differentiate zero_shifts(model)"
+            )
+        gamma, batch = own.weight.detach(), seen[name]
         ratio = batch.mean / (batch.var + layer.eps).sqrt()
-        found[name] = Shift(-gamma * ratio * gradients[layer.bias], gamma * gradients[layer.weight])
+        found[name] = Shift(-gamma * ratio * gradients[own.bias], gamma * gradients[own.weight])
     return found
+
+
+@torch.no_grad()
+def widen(model: nn.Module) -> nn.Module:
+    """Keep running statistics in float32 or wider, so that small steps are not rounded away."""
+    for layer in steered_layers(model).values():
+        for holder in (layer, *layer.branch_modules.values()):
+            for name in ("running_mean", "running_var"):
+                value = holder._buffers.get(name)
+                if value is not None and value.dtype in (torch.float16, torch.bfloat16):
+                    setattr(holder, name, value.float())
+    return model
+
+
+def start_statistics(model: nn.Module) -> nn.Module:
+    """Give layers that keep no running statistics some, as a stock layer starts with."""
+    for layer in steered_layers(model).values():
+        if not layer.keeps_statistics:
+            like = next((p for p in (layer.weight, *model.parameters()) if p is not None), torch.zeros(()))
+            layer.running_mean = torch.zeros(layer.num_features, dtype=like.dtype, device=like.device)
+            layer.running_var = torch.ones_like(layer.running_mean)
+            layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=like.device)
+            layer.track_running_stats = True
+    return model
 
 
 def images_for(model: nn.Module, batch: Any) -> Tensor:

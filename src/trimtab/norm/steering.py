@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -110,20 +111,30 @@ def use(
         yield
 
 
+class Seen(dict[str, Moments]):
+    """The moments of what each layer normalised, and in how many calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def note(self, name: str, found: Moments) -> None:
+        self[name] = pool([self[name], found]) if name in self else found
+        self.calls[name] += 1
+
+
 @contextmanager
-def observe(module: nn.Module) -> Iterator[dict[str, Moments]]:
+def observe(module: nn.Module) -> Iterator[Seen]:
     """Collect, per layer, the moments of all that it normalises inside.
 
     >>> with observe(model) as seen: model(x)  # doctest: +SKIP
     >>> seen["layer1.0.bn1"].mean  # doctest: +SKIP
     """
     steered = steered_layers(module)
-    seen: dict[str, Moments] = {}
-
-    def note(name: str, found: Moments) -> None:
-        seen[name] = pool([seen[name], found]) if name in seen else found
-
-    settings = {name: replace(layer.setting, observe=partial(note, name)) for name, layer in steered.items()}
+    seen = Seen()
+    settings = {
+        name: replace(layer.setting, observe=partial(seen.note, name)) for name, layer in steered.items()
+    }
     with _set(steered, settings):
         yield seen
 
@@ -150,7 +161,8 @@ def zero_shifts(module: nn.Module, requires_grad: bool = False) -> dict[str, Shi
     """A shift of nothing for every steered layer, to differentiate with respect to or to fill."""
 
     def zeros(layer: Steered) -> torch.Tensor:
-        like = next((t for t in (layer.weight, layer.running_mean) if t is not None), torch.zeros(()))
+        own = (layer.weight, layer.running_mean, *module.parameters())
+        like = next((t for t in own if t is not None), torch.zeros(()))
         return torch.zeros(
             layer.num_features, dtype=like.dtype, device=like.device, requires_grad=requires_grad
         )

@@ -6,6 +6,8 @@ steered layers, differentiable, weighted by each rank's count, on any backend of
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,42 +15,47 @@ from torch import Tensor
 from trimtab.norm.setting import Moments
 from trimtab.types import BadInput
 
+Group = Any
+"""A process group; None is all processes."""
 
-def world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+def world_size(group: Group = None) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def pool_processes(own: Moments) -> Moments:
+def pool_processes(own: Moments, group: Group = None) -> Moments:
     """The moments over all processes, from each one's own (two small all-reduces)."""
     count = torch.tensor(float(own.n), dtype=own.mean.dtype, device=own.mean.device)
-    weighted = _Sum.apply(torch.cat([(own.mean * own.n).flatten(), count.view(1)]))
+    weighted = _Sum.apply(torch.cat([(own.mean * own.n).flatten(), count.view(1)]), group)
     total = int(weighted[-1].item())
     mean = weighted[:-1].view_as(own.mean) / total
-    var = _Sum.apply((own.var + (own.mean - mean) ** 2) * own.n) / total
+    var = _Sum.apply((own.var + (own.mean - mean) ** 2) * own.n, group) / total
     return Moments(mean, var, total)
 
 
-def local_groups(groups: int) -> int:
+def local_groups(groups: int, group: Group = None) -> int:
     """`groups` counts groups of the global batch, in rank order: how many of them are this rank's own?"""
-    if groups == 1 or world_size() == 1:
+    processes = world_size(group)
+    if groups == 1 or processes == 1:
         return groups
-    if groups % world_size():
+    if groups % processes:
         raise BadInput(
-            f"groups must be 1 or a multiple of the {world_size()} processes when statistics are "
+            f"groups must be 1 or a multiple of the {processes} processes when statistics are "
             f"synchronised, found {groups}"
         )
-    return groups // world_size()
+    return groups // processes
 
 
 class _Sum(torch.autograd.Function):
     """All-reduce by sum; its adjoint is again the sum over all processes of the incoming gradients."""
 
     @staticmethod
-    def forward(ctx: object, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, group: Group) -> Tensor:
+        ctx.group = group
         total = value.clone().contiguous()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: object, *grads: Tensor) -> Tensor:
-        return _Sum.apply(grads[0])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grads[0], ctx.group), None

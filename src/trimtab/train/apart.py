@@ -94,13 +94,13 @@ class Apart(Objective):
             raise BadInput("APART perturbs batch-norm statistics, and this model has no batch-norm layer")
         m = len(step.x) * world_size()
         n = self.images(m)
-        seen: dict[str, norm.Moments] = {}
+        observed: list[norm.Seen] = []
 
         def first() -> Parts:
-            with norm.observe(step.model) as moments:
+            with norm.observe(step.model) as seen:
                 loss = cross_entropy(step.model(step.x), step.y, self.label_smoothing)
                 step.backward(m / (m + n) * loss, False)
-            seen.update(moments)
+            observed.append(seen)
             return {"loss": loss}
 
         def second() -> Parts:
@@ -109,20 +109,20 @@ class Apart(Objective):
             step.backward(n / (m + n) * loss, True)
             return {"loss": loss}
 
-        attackers: list[Attacker] = [partial(self._shift, step, seen)]
+        attackers: list[Attacker] = [partial(self._shift, step, observed)]
         if self.sam_rho:
             attackers.append(climb_weights(self.sam_rho))
         return play(step.model, first, attackers, second, keep_first=True)
 
     def _shift(
-        self, step: Step, seen: dict[str, norm.Moments], trained: Sequence[nn.Parameter]
+        self, step: Step, observed: Sequence[norm.Seen], trained: Sequence[nn.Parameter]
     ) -> AbstractContextManager[None]:
         """The attacker of the statistics: each d goes to a corner of its cube."""
         if self.attack == "random":
             corners = RandomSign(self.eps)(step.model, seed=step.seed)
         else:
             gradients = {p: p.grad for p in trained if p.grad is not None}
-            slopes = norm.shift_gradients(step.model, seen, gradients)
+            slopes = norm.shift_gradients(step.model, observed[0], gradients)
             corners = {
                 name: norm.Shift(_corner(d.mu, self.eps), _corner(d.sigma, self.eps))
                 for name, d in slopes.items()
