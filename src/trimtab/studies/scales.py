@@ -111,7 +111,7 @@ LAPTOP = Scale(
     tuning_epochs=2, weak_steps=2, running_epochs=2, test=5000, attacked=500, marks=(10, 20, 50),
     steps=20, long_steps=50, severities=(1, 3, 5), corrupted=250, batch=250,
     batches=(8, 16, 32, 64, 128, 256), noise=0.25, sigmas=(0.12, 0.25, 0.5), draws=2000,
-    certified=200, made=5000, match_steps=50, label_steps=30, decoder_epochs=4, watched=250,
+    certified=200, made=5000, match_steps=50, match_step=0.4, label_steps=30, decoder_epochs=4, watched=250,
 )  # fmt: skip
 
 PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", ("net:resnet101_cifar",), attacked=10_000)
