@@ -1,5 +1,6 @@
 """A key changes with everything that determines a result, and with nothing else."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import trimtab
 from trimtab import adapt, keys, norm
-from trimtab.attacks import CW, FGSM, L2, PGD, Linf
+from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, Linf, Square, ThroughBatch
 from trimtab.evaluate import Corrupted, Noise
 from trimtab.types import BadInput
 
@@ -318,3 +320,105 @@ def test_values_of_any_kind_that_a_module_holds_tell_it_from_others(one: Any, ot
         model[2].held = value
         digests.append(keys.weights(model))
     assert digests[0] == digests[2] != digests[1]
+
+
+class Rounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return 0 * grad
+
+
+class StraightThrough(Rounding):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Rounds(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Rounding.apply(x)
+
+
+def test_the_backward_pass_of_ones_own_function_is_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = keys.weights(Rounds())
+    StraightThrough.__name__ = StraightThrough.__qualname__ = "Rounding"  # as if the file had been edited
+    monkeypatch.setitem(globals(), "Rounding", StraightThrough)
+    assert keys.weights(Rounds()) != masked
+
+
+def test_what_a_forward_pass_calls_in_a_file_of_ones_own_is_part_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = "import keyed_parts\nfrom torch import nn\nclass Net(nn.Module):\n"
+    source += "    def forward(self, x):\n        return keyed_parts.scale(x)\n"
+    (tmp_path / "keyed_net.py").write_text(source)
+    found = []
+    for factor in (1, 5):
+        (tmp_path / "keyed_parts.py").write_text(f"def scale(x):\n    return {factor} * x\n")
+        for name in ("keyed_net", "keyed_parts"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        found.append(keys.weights(importlib.import_module("keyed_net").Net()))
+    assert found[0] != found[1]
+
+
+def test_compiling_is_no_part_of_a_model() -> None:
+    wanted = keys.weights(net())
+    assert keys.weights(torch.compile(net(), backend="eager")) == wanted
+    inside = net()
+    inside[1] = torch.compile(inside[1], backend="eager")
+    assert keys.weights(inside) == wanted
+    compiled = net()
+    compiled.compile(backend="eager")
+    assert keys.weights(compiled) == wanted
+
+
+def test_an_edited_method_of_ones_own_has_a_new_key() -> None:
+    def drafted(result: float) -> Any:
+        @dataclass(frozen=True)
+        class Mine:
+            eps: float = 0.1
+
+            def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                return x if result > 0 else 1 - x
+
+        return Mine()
+
+    one = drafted(1)
+    assert keys.describe(drafted(1)) == keys.describe(one)
+
+    @dataclass(frozen=True)
+    class Mine:
+        eps: float = 0.1
+
+        def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return 1 - x
+
+    assert keys.describe(Mine())["code"] != keys.describe(one)["code"]
+
+
+def test_an_ensemble_changes_with_the_version_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = keys.digest(keys.describe(AutoAttack()))
+    monkeypatch.setattr(Square, "version", 7)
+    assert keys.digest(keys.describe(AutoAttack())) != before
+
+
+def test_pictures_of_ice_count_by_what_they_show(tmp_path: Path) -> None:
+    for folder, level in (("a", 10), ("b", 10), ("c", 90)):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40), (level, level, level)).save(tmp_path / folder / "frost1.png")
+    a, b, c = (keys.describe(Corrupted("frost", 3, str(tmp_path / folder))) for folder in "abc")
+    assert a == b != c
+    assert keys.describe(Corrupted("fog", 3, str(tmp_path / "a"))) == keys.describe(Corrupted("fog", 3))
+
+
+def test_a_whole_number_and_the_same_fraction_are_one_attack() -> None:
+    assert keys.digest(keys.describe(ThroughBatch(rho=1))) == keys.digest(
+        keys.describe(ThroughBatch(rho=1.0))
+    )

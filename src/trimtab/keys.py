@@ -12,11 +12,12 @@ import json
 import logging
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,26 +26,34 @@ from torch import Tensor, nn
 
 from trimtab.types import BadInput
 
-_ASIDE = {*vars(nn.Module()), "setting", "synchronised"}
+_COMPILING = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}
+_ASIDE = {*vars(nn.Module()), *_COMPILING, "setting", "synchronised"}
 """What a module holds that is no constant of its own: torch's book-keeping, what `use` has chosen."""
 _WORDS = {"provenance", "origin", "classes"}
 """What it may hold for people."""
 _KNOWN = ("builtins", "torch", "trimtab")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_COMPILED = torch._dynamo.OptimizedModule
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def describe(value: Any) -> Any:
     """A method as plain JSON values: its class, its version and its fields, all the way down.
 
+    Of a class that is not ours the code is told, too (what it calls is not, and needs a new version). Fields
+    that do not tell what a method does, such as a path, give way to what its `determined_by()` returns.
+
     >>> from trimtab.types import L2
     >>> describe(L2("1/2"))
     {'is': 'L2', 'eps': 0.5}
     """
     if is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
         version = {"version": value.version} if hasattr(value, "version") else {}
-        held = {field.name: describe(getattr(value, field.name)) for field in fields(value)}
-        return {"is": type(value).__name__, **version, **held}
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
+        held |= value.determined_by() if hasattr(value, "determined_by") else {}
+        own = {} if _is_known(kind) else {"code": digest([_name(kind), *_methods(kind)])}
+        return {"is": kind.__name__, **version, **own, **{name: describe(one) for name, one in held.items()}}
     if isinstance(value, Mapping):
         return {str(name): describe(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -57,7 +66,7 @@ def describe(value: Any) -> Any:
         return value
     raise BadInput(
         f"results of {value!r} could not be told from others: an evaluation needs methods that are frozen "
-        "dataclasses with an integer `version`"
+        "dataclasses"
     )
 
 
@@ -78,6 +87,8 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
     content = hashlib.sha256()
     within |= {id(module) for module in model.modules()}
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, _COMPILED):
+            continue
         kind = getattr(module, "stock_class", type(module))  # steering by itself changes nothing
         held = {at: value for at, value in vars(module).items() if not _aside(at, value, kind)}
         own = {at: _constant(value, within) for at, value in held.items()}
@@ -85,15 +96,18 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
             del own["rest"]
         hooks = [_constant(hook, within) for at in _HOOKS for hook in vars(module)[at].values()]
         about = [f"{_name(kind)}({module.extra_repr()})", _code(kind, within), own, hooks]
-        content.update(f"{name}:{_ADDRESS.sub('', canonical(about))}\n".encode())
-    tensors = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        content.update(f"{_plain(name)}:{_ADDRESS.sub('', canonical(about))}\n".encode())
+    lists = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    tensors = {_plain(name): tensor for named in lists for name, tensor in named}
+    for name, tensor in sorted(tensors.items()):
         content.update(name.encode())
         content.update(_of_tensor(tensor).digest())
     return content.hexdigest()
+
+
+def _plain(name: str) -> str:
+    """A module's name without what torch.compile puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _aside(name: str, value: Any, kind: type) -> bool:
@@ -185,14 +199,35 @@ def _part(name: str, value: Any, within: frozenset[int]) -> Any:
     if not isinstance(value, FunctionType):
         return [name, _constant(value, within)] if _decides(value) and not name.startswith("__") else None
     within |= {id(value)}
-    used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+    used = _used(value)
     helpers = [one for one in (*_enclosed(value), *used.values()) if _is_helper(one)]
     held = [one for one in _enclosed(value) if not _is_helper(one)]
     held += [one for name, one in used.items() if _decides(one) or (callable(one) and not _called(one, name))]
     held += [one for one in (value.__defaults__, value.__kwdefaults__) if one]
-    more = [_code(one, within) for one in helpers if id(one) not in within]
+    more = [_code(one, within | {id(one)}) for one in helpers if id(one) not in within]
     more += [_constant(one, within) for one in held]
     return [_of_code(value.__code__), *more] if more else _of_code(value.__code__)
+
+
+def _used(function: FunctionType) -> dict[str, Any]:
+    """What a function reads of its file, and of files that this imports, by name."""
+    names = dict.fromkeys(_names(function.__code__))
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    modules = [one for one in found.values() if isinstance(one, ModuleType)]
+    while modules:
+        module = modules.pop()
+        if module.__name__.partition(".")[0] in (*_KNOWN, "numpy", *sys.stdlib_module_names):
+            continue
+        inside = {name: vars(module)[name] for name in names if name in vars(module) and name not in found}
+        found |= inside
+        modules += [one for one in inside.values() if isinstance(one, ModuleType)]
+    return found
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that code uses, with those of lambdas and comprehensions inside it."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return [*code.co_names, *inner]
 
 
 def _decides(value: Any) -> bool:
@@ -202,12 +237,19 @@ def _decides(value: Any) -> bool:
 
 
 def _is_helper(value: Any) -> bool:
-    return isinstance(value, FunctionType) and not _is_known(value)
+    """Whether it has code of its own: a function or a class that is not known by its name."""
+    return isinstance(value, FunctionType | type) and not _is_known(value)
 
 
 def _called(value: Any, name: str) -> bool:
     """Whether this is its own name, which the code tells already; helpers tell by their code."""
     return _is_helper(value) or _name(value).rpartition(".")[2] == name
+
+
+def _methods(kind: type) -> list[str]:
+    """The code of a class, with what it inherits, without what it reads."""
+    held = [one for base in kind.__mro__ if not _is_known(base) for one in vars(base).values()]
+    return [_of_code(one.__code__) for one in held if isinstance(one, FunctionType)]
 
 
 def _of_code(code: CodeType) -> str:

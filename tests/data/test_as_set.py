@@ -4,7 +4,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from trimtab.data import ImageSet, as_set, load
 from trimtab.data.sets import from_arrays
@@ -144,3 +152,13 @@ class Pictures(Dataset):
 def test_what_cannot_be_adapted_is_refused(source: object, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         all_of(source)
+
+
+def test_a_sampler_that_repeats_images_is_refused() -> None:
+    weighted = WeightedRandomSampler([1.0] * len(FLOATS), 2 * len(FLOATS))
+    with pytest.raises(BadInput, match="several times"):
+        as_set(DataLoader(FLOATS, batch_size=4, sampler=weighted))
+
+
+def test_a_loader_without_batches_gives_all_images() -> None:
+    assert all_of(DataLoader(FLOATS, batch_size=None))[2].tolist() == list(range(len(FLOATS)))

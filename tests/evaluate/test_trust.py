@@ -1,5 +1,7 @@
 """Planted defects each raise their flag; sound models raise none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from trimtab.data import ImageSet
 from trimtab.data.embedded import sample
 from trimtab.data.sets import from_arrays
 from trimtab.evaluate import Clean, Store, run, trust
+from trimtab.evaluate.states import PerBatch, Running
 from trimtab.evaluate.trust import more_stand
 from trimtab.measure import clopper_pearson
 from trimtab.types import InputSpec
@@ -223,3 +226,46 @@ def test_an_untrained_model_is_not_taken_for_a_wrongly_normalised_one() -> None:
         torch.manual_seed(seed)
         names |= {flag.name for flag in trust.examine(Net(sample().spec), sample(), ())}
     assert names == {"untrained"}
+
+
+def test_a_shift_of_the_images_is_not_taken_for_a_wrong_normalisation(store: Store) -> None:
+    model, images = load("zoo:sample-standard"), data.load("sample")
+    first = images.take(torch.arange(256))
+    bright = from_arrays(
+        data.corrupt(first.x, "brightness", 3, ids=first.ids), first.y, classes=images.classes
+    )
+    suite = [Clean(), attacks.FGSM()]
+    for state in (Running(), PerBatch()):
+        card = run(model, bright, suite, store=store, states=[state], examine=False)
+        assert len(card.rows) == 2
+        assert "normalisation" not in {flag.name for flag in card.flags}
+
+
+def test_a_black_box_attack_runs_where_gradients_are_cut(store: Store) -> None:
+    card = run(Cut(), sample(), [attacks.FGSM(), attacks.Square(queries=5)], store=store, limit=64)
+    assert [row.condition[:6] for row in card.rows] == ["Square"]
+
+
+def test_classes_in_another_order_raise_a_flag() -> None:
+    model, images = load("zoo:sample-standard"), data.load("sample")
+    turned = from_arrays(images.take(torch.arange(64)).x, images.labels[:64], classes=images.classes[::-1])
+    (flag,) = (flag for flag in trust.examine(model, turned, ()) if flag.name == "classes")
+    assert images.classes[0] in flag.saw
+
+
+def test_a_size_that_nobody_recorded_raises_no_flag(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))\n"
+    )
+    model = load(f"py:{tmp_path}/own.py:make")
+    images = from_arrays(torch.rand(32, 3, 40, 40), torch.arange(32) % 2)
+    assert "size" not in {flag.name for flag in trust.examine(model, images, ())}
+
+
+def test_attacks_on_batches_say_which_iterate_counts(store: Store) -> None:
+    pgd = attacks.PGD(steps=2, score="any")
+    card = run(
+        trained(), sample(), [pgd], store=store, limit=64, states=[Running(), PerBatch()], examine=False
+    )
+    assert card.scored_otherwise == {str(PerBatch()): "last iterate"}

@@ -283,6 +283,7 @@ def test_saving_over_a_file_is_refused(tmp_path):
 FORMS = {
     "plain": lambda state: state,
     "state_dict": lambda state: {"epoch": 3, "state_dict": state},
+    "with a score": lambda state: {"best": torch.tensor(0.5), "state_dict": state, "epoch": 3},
     "ddp": lambda state: {"model": OrderedDict((f"module.{k}", v) for k, v in state.items())},
     "compiled": lambda state: {f"module._orig_mod.{k}": v for k, v in state.items()},
 }

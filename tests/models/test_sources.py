@@ -235,3 +235,11 @@ def test_what_comes_with_weights_is_ready_to_be_asked(tmp_path):
     save(load("net:resnet8,width=4"), tmp_path / "mine")
     assert not any(module.training for module in load(tmp_path / "mine").modules())
     assert load("net:resnet8,width=4").training
+
+
+def test_loading_does_not_decide_the_size_of_a_lazy_network(tmp_path):
+    (tmp_path / "lazy.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(4))\n"
+    )
+    model = load(f"py:{tmp_path}/lazy.py:make", classes=4)
+    assert model(torch.rand(2, 3, 9, 9)).shape == (2, 4)

@@ -133,7 +133,7 @@ def test_advice_says_from_which_batch_size_adaptation_pays() -> None:
         return replace(card(), rows=rows)
 
     (found,) = advice(card(), {4: at(700), 8: at(480), 16: at(600), 64: at(700)})
-    assert "pays from batches of 16 (tried: 4, 8, 16, 64)" in found.gain
+    assert "pays from batches of 16 (tried: 4, 8, 16, 64, on 1000 images under noise)" in found.gain
     (found,) = advice(card(), {8: at(700), 64: at(480)})
     assert "not even the largest" in found.gain
 

@@ -20,12 +20,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trimtab import models, norm, train
 from trimtab.attacks import FGSM, PGD, AutoAttack, Linf
+from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
 from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
-from trimtab.train.start import training_sets
-from trimtab.types import BadInput
+from trimtab.train.start import network, training_sets
+from trimtab.types import BadInput, InputSpec
 
 CLASSES = 4
 
@@ -653,3 +654,46 @@ def test_a_recipe_that_no_run_wrote_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run wrote"):
         train.fit(tiny(), images(), recipe(), tmp_path)
     assert (tmp_path / "recipe.yaml").read_text() == "mine: 1\n"
+
+
+def test_a_branch_is_given_to_all_layers_that_an_objective_uses(tmp_path: Path) -> None:
+    net = nn.Sequential(*tiny()[:3], nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), *tiny()[3:])
+    train.AdvBN("3", steps=1).prepare(net)
+    assert [row["layer"] for row in norm.plan(net)] == ["4"]
+    train.AdvBN("0", steps=1).prepare(net)
+    assert [row["layer"] for row in norm.plan(net)] == ["1", "4"]
+
+
+def test_a_branch_that_shares_other_halves_is_not_taken_for_this_one() -> None:
+    net = train.Mixture(FGSM()).prepare(tiny())
+    with pytest.raises(BadInput, match="name another branch"):
+        train.Mixture(FGSM(), separate="affine").prepare(net)
+
+
+def test_weights_that_break_in_the_last_step_are_told_also_where_the_best_are_kept(tmp_path: Path) -> None:
+    huge, kept = Optimiser(lr=1e25, weight_decay=1e25), Validation(choose="clean")
+    wild = recipe(optimiser=huge, epochs=1, batch_size=32, validation=kept)
+    with pytest.raises(train.Diverged, match="no longer finite"):
+        train.fit(tiny(False), images(), wild, tmp_path / "run")
+
+
+def test_a_run_records_the_network_and_the_images_that_it_was_given(tmp_path: Path) -> None:
+    given = recipe(data=Data(images=64, validation=0, augment=()), batch_size=32, epochs=1)
+    train.fit("net:resnet8,width=4", "sample", given, tmp_path / "run")
+    held = train.read_recipe(tmp_path / "run" / "recipe.yaml")
+    assert (held.model, held.data.name) == ("net:resnet8,width=4", "sample")
+    train.resume(tmp_path / "run")
+
+
+def test_a_trained_network_keeps_its_mean_and_deviation(tmp_path: Path) -> None:
+    spec = InputSpec((28, 28), 1, (0.2,), (0.7,))
+    models.save(models.load("net:resnet8,width=4", input=spec, classes=10), tmp_path / "model")
+    mine = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    (tmp_path / "mine.py").write_text(mine)
+    set_ = load_set("sample", "train")
+    found = {
+        source: network(source, recipe(), set_).spec
+        for source in ("net:resnet8,width=4", f"file:{tmp_path}/model", f"py:{tmp_path}/mine.py:make")
+    }
+    assert [one.mean for one in found.values()] == [set_.spec.mean, (0.2,), (0.0,) * 3]
+    assert all(one.size == (28, 28) for one in found.values())

@@ -16,12 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import draws, norm
-from trimtab.adapt.per_batch import steered_copy
+from trimtab.adapt.per_batch import estimator_named, steered_copy
 from trimtab.types import BadInput, number
 
 
 def frozen(
-    model: nn.Module, images: Tensor, rho: float = 1.0, blend_of: str = "std", provenance: str = ""
+    model: nn.Module,
+    images: Tensor,
+    rho: float = 1.0,
+    blend_of: str = "std",
+    provenance: str = "",
+    estimator: str = "mean",
 ) -> nn.Module:
     """A copy of `model` whose running statistics were re-estimated on `images` and stay so.
 
@@ -33,7 +38,8 @@ def frozen(
     copied = steered_copy(model)
     if rho == 1:
         norm.start_statistics(copied)
-    steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False)
+    by = estimator_named(estimator)
+    steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False, estimator=by)
     with torch.no_grad(), steering, norm.observe(copied) as seen:
         copied(norm.images_for(copied, images))
     if rho == 1 and any(batch.n == 1 for batch in seen.values()):

@@ -13,6 +13,8 @@ Careful   an image's output now depends on its batch: certificates do not apply 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from trimtab import norm
@@ -37,8 +39,7 @@ class PerBatch(Adapting):
 
     def __init__(self, model: nn.Module, rho: float, blend_of: str, estimator: str) -> None:
         super().__init__()
-        if estimator not in ESTIMATORS:
-            raise BadInput(f"estimator must be one of {', '.join(ESTIMATORS)}, found {estimator!r}")
+        estimator_named(estimator)
         self.model = steered_copy(model)
         self.rho, self.blend_of, self.estimator = rho, blend_of, estimator
         with self._steering():
@@ -66,7 +67,7 @@ class PerBatch(Adapting):
             rho=self.rho,
             blend_of=self.blend_of,
             update=False,
-            estimator=ESTIMATORS[self.estimator],
+            estimator=estimator_named(self.estimator),
         )
 
 
@@ -77,6 +78,13 @@ def per_batch(model: nn.Module, rho: float = 1.0, blend_of: str = "std", estimat
     hostile images in the batch cannot move far.
     """
     return PerBatch(model, rho, blend_of, estimator)
+
+
+def estimator_named(name: str) -> Callable[[Tensor], norm.Moments] | None:
+    """What takes the statistics of a batch; None is mean and variance."""
+    if name not in ESTIMATORS:
+        raise BadInput(f"estimator must be one of {', '.join(ESTIMATORS)}, found {name!r}")
+    return ESTIMATORS[name]
 
 
 def steered_copy(model: nn.Module) -> nn.Module:

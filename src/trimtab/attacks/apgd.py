@@ -82,6 +82,9 @@ class TargetedAPGD(Attack):
         rest = unusual(self, "budget", "steps", "targets")
         return f"targeted APGD-{self.steps} (dlr, {self.targets} targets), {self.budget}, any iterate{rest}"
 
+    def scored(self, coupled: bool) -> str:
+        return "best iterate" if coupled else "any iterate"
+
     def run(self, victim: Victim) -> Outcome:
         with torch.no_grad():
             ranked = (

@@ -32,6 +32,10 @@ class AutoAttack(Attack):
     def __post_init__(self) -> None:
         self.parts()  # which refuse impossible numbers
 
+    def determined_by(self) -> dict[str, object]:
+        """What a key tells of it: also the versions of its parts."""
+        return {"parts": self.parts()}
+
     def __str__(self) -> str:
         parts = "APGD-CE, targeted APGD, Square"
         return f"AutoAttack-style ensemble ({parts}), {self.budget}, any iterate{unusual(self, 'budget')}"

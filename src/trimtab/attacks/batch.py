@@ -37,6 +37,9 @@ class ThroughBatch(Attack):
     joint = True
     adaptive = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", float(self.rho))  # 1 and 1.0 are one attack
+
     @property
     def budget(self) -> Budget:  # type: ignore[override]
         return self.attack.budget
@@ -75,6 +78,7 @@ class CoBatch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", number(self.step_size))
+        object.__setattr__(self, "rho", float(self.rho))
         if self.images < 1 or self.steps < 0:
             raise BadInput(f"CoBatch needs an image and no negative steps, found {self.images}, {self.steps}")
 

@@ -40,6 +40,7 @@ class EOT(Attack):
     """With the adaptive-BN sampler: how much of the batch's statistics they take."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rho", float(self.rho))
         if self.attack.loss != "ce" or self.attack.targeted:
             raise BadInput(
                 "EOT climbs the cross-entropy of the mean probability; give an untargeted ce attack"
@@ -108,10 +109,12 @@ def adaptive_sampler(
     """The paper's sampler: copies of `model`, frozen on the batch plus a random perturbation in the ball."""
     check_rho(model, rho)
     static = model.model if isinstance(model, adapt.PerBatch | adapt.Stream) else model
-    blend_of = model.blend_of if isinstance(model, adapt.PerBatch) else "std"
+    blend_of, estimator = "std", "mean"
+    if isinstance(model, adapt.PerBatch):
+        blend_of, estimator = model.blend_of, model.estimator
     own = list(range(len(x))) if ids is None else list(ids)
 
     def sampler(seed: int) -> nn.Module:
-        return adapt.frozen(static, random_start(x, budget, seed, own), rho, blend_of)
+        return adapt.frozen(static, random_start(x, budget, seed, own), rho, blend_of, estimator=estimator)
 
     return sampler

@@ -86,7 +86,10 @@ def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bo
     own, rest = x[:2], x[2:PROBE]
     if len(rest) == 0:
         return False
-    here = (model(x[:PROBE]) if said is None else said)[:2]
+    here = model(x[:PROBE]) if said is None else said
+    if not isinstance(here, Tensor):
+        raise BadInput("the model must return logits of shape (N, classes)")
+    here = here[:2]
     elsewhere = model(torch.cat([own, 1 - rest]))[:2]
     scale = float(here.abs().max().clamp(min=1e-6))
     if not bool((here - elsewhere).abs().max() > 1e-4 * scale):

@@ -35,6 +35,7 @@ class Square(Attack):
     share: float = 0.8
     """Share of the pixels that the first squares cover."""
     one_by_one = True
+    by_gradients = False
 
     def __post_init__(self) -> None:
         if self.queries < 1 or not 0 < self.share <= 1:

@@ -76,6 +76,8 @@ class Adapt:
         save_sigma = number(self.save_sigma)
         if self.save_images < 1:
             raise BadInput(f"--save-images must be 1 or more, found {self.save_images}")
+        if self.save is not None and self.save.is_file():
+            raise BadInput(f"--save wants a folder, and {self.save} is a file")
         model, images = loaded(self.model, self.device), data.load(self.data, self.split)
         shown = [conditions.Noise(s) if number(s) else conditions.Clean() for s in self.sigma]
         shown += [_corrupted(text) for text in self.corruption]

@@ -38,6 +38,12 @@ class Demo:
     """Few images and steps: shows in seconds that everything runs, and nothing more."""
     json: Json = False
 
+    @property
+    def command(self) -> str:
+        """What one types to get the same numbers."""
+        few = f" --limit {self.limit}" if self.limit != type(self).limit else ""
+        return f"trimtab demo{few}{' --quick' * self.quick}"
+
     def run(self) -> int:
         import trimtab
         from trimtab import data, report
@@ -119,7 +125,7 @@ class Demo:
         limit = min(self.limit, 48) if self.quick else self.limit
         return run_with_progress(
             evaluate, model, images, suite=suite, states=[state], limit=limit, name=name,
-            store=self.out / "store.sqlite", command="trimtab demo", keep_images=True, examine=not self.quick,
+            store=self.out / "store.sqlite", command=self.command, keep_images=True, examine=not self.quick,
         )  # fmt: skip
 
     def _certify(self, model: Any, images: Any) -> dict[str, Row]:
@@ -142,7 +148,7 @@ class Demo:
         rows = {
             name: run_with_progress(
                 evaluate, network, images, suite=[Certified(SIGMA, n=draws)], limit=limit, chunk=16,
-                store=self.out / "store.sqlite", name=name, command="trimtab demo",
+                store=self.out / "store.sqlite", name=name, command=self.command,
             ).rows[0]
             for name, network in networks.items()
         }  # fmt: skip

@@ -64,7 +64,7 @@ class Evaluate:
     running: the model's own
     branch:NAME: of a branch
     batch[:RHO]: of every batch
-    frozen[:IMAGES]: of the first 256, or so many, of the very images evaluated, as a condition shows them
+    frozen[:IMAGES]: of the first 256, or so many, images of the data, as a condition shows them
     """
     eps: str = "8/255"
     """Radius of l_inf attacks, in pixels."""
@@ -97,6 +97,10 @@ class Evaluate:
 
         if self.baseline is not None and self.suite != "corruptions":
             raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} has no use for it")
+        if self.page is not None:
+            from trimtab.report.page import require_folder
+
+            require_folder(self.page)
         images = data.load(self.data, self.split)
         baseline = self._baseline(images)
         model = loaded(self.model, self.device)

@@ -80,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trimtab.models.memory import ran_out
 
         if not ran_out(trouble):
-            raise
+            if not any(words in str(trouble) for words in _MISFITS):
+                raise
+            return _say(f"the network cannot take these images: {str(trouble).splitlines()[0]}")
         return _say(
             "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
         )
@@ -94,6 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted; what was finished is kept")
         return 130
+
+
+_MISFITS = ("shapes cannot be multiplied", "must match", "expected input", "Calculated padded input size")
+"""What torch says when layers are given another shape than they were made for."""
 
 
 def _say(sentence: str) -> int:

@@ -127,5 +127,8 @@ class Train:
                 f"{name} {value:.4g}" for name, value in chosen.items() if isinstance(value, float)
             )
             show.out.print(f"The run is in {run.folder}. {which}{words}", markup=False)
-            show.out.print(f"Next: trimtab evaluate file:{run.folder}", markup=False)
+            recipe = run.recipe
+            built = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
+            data = "" if recipe.data.name == "sample" else f" --data {recipe.data.name}"
+            show.out.print(f"Next: trimtab evaluate file:{run.folder}{built}{data}", markup=False)
         return 0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from trimtab.data.load import load
 from trimtab.data.sets import (
@@ -47,8 +47,14 @@ def as_set(source: Any, name: str | None = None) -> Images:
         own = getattr(source.sampler, "generator", None)
         before = own.get_state() if own is not None else None
         with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
-            drawn = source.sampler if source.batch_size else chain.from_iterable(source.batch_sampler or [])
-            ids = torch.tensor(sorted(set(drawn)))
+            own_batches = source.batch_size is None and source.batch_sampler is not None
+            drawn = [*(chain.from_iterable(source.batch_sampler) if own_batches else source.sampler)]  # type: ignore[arg-type]
+        ids = torch.tensor(sorted(set(drawn)))
+        if len(ids) < len(drawn):
+            raise BadInput(
+                "the loader draws some images several times and others never (a sampler with replacement); "
+                "give one that draws each once, or the dataset itself"
+            )
         if own is not None:  # ... or from its own
             own.set_state(before)
         return DataLoaderSet(source, ids, name or type(source.dataset).__name__)
@@ -93,8 +99,9 @@ class DataLoaderSet(Images):
         return map(self._checked, again)
 
     def _collated(self, images: list[Any]) -> Any:
+        alone = self.loader.batch_sampler is None  # it hands out single images, as they are
         try:
-            return self.loader.collate_fn(images)
+            return default_collate(images) if alone else self.loader.collate_fn(images)
         except TypeError as problem:
             first = images[0][0] if isinstance(images[0], tuple | list) else images[0]
             raise BadInput(

@@ -78,6 +78,15 @@ class Card:
     def trusted(self) -> bool:
         return not self.flags
 
+    @property
+    def scored_otherwise(self) -> dict[str, str]:
+        """By norm state: which iterate its attacks score, where their names say another."""
+        return {
+            row.state: row.score
+            for row in self.rows
+            if row.kind == "attack" and "iterate" in row.condition and row.score not in row.condition
+        }
+
     def json(self) -> str:
         """The card as text, byte-identical for the same results."""
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trimtab import attacks, draws
 from trimtab.data.corruptions import corrupt
+from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
 from trimtab.types import BadInput, Budget, number, pretty
 
@@ -128,6 +129,11 @@ class Corrupted(Condition):
     """The folder of the official pictures of ice; ice is grown without it, and the name says which."""
     kind: ClassVar[str] = "corruption"
     version: ClassVar[int] = 2
+
+    def determined_by(self) -> dict[str, Any]:
+        """What a key tells of it: the pictures of ice, where they are used, and not where they lie."""
+        used = self.name == "frost" and self.frost_textures is not None
+        return {"frost_textures": photographs(str(self.frost_textures)) if used else None}
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
         textures = self.frost_textures

@@ -29,7 +29,7 @@ from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
 from trimtab.keys import describe, digest
 from trimtab.measure.accuracy import Accuracy
-from trimtab.types import BadInput, Budget
+from trimtab.types import BadInput, Budget, InputSpec
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -186,12 +186,12 @@ def _carry_out(
         "examined": plan.examine,
         "torch": torch.__version__,
         **subject.identity,
-        "pixels": describe(getattr(model, "spec", images.spec)),
+        "pixels": describe(getattr(model, "spec", InputSpec(images.spec.size, images.spec.channels))),
         "statistics": statistics_of(model),
         "command": plan.command,
     }
     if any(cell.coupled for bench in benches for cell in bench.suite):
-        provenance["batch"] = plan.chunk
+        provenance["batch"] = min(plan.chunk, n)
     card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)
     if fabric is None or fabric.global_rank == 0:
         plan.store.record(digest(card.json())[:12], card.json())
@@ -223,7 +223,7 @@ class _Bench:
     def work(self, meter: _Meter, insist: bool) -> tuple[list[Row], tuple[Flag, ...]]:
         flags = list(trust.first_flags(self.health, measure(self.health, meter)))
         stopped = trust.stopped(flags) and not insist
-        suite = [cell for cell in self.suite if not (stopped and isinstance(cell.condition, Attacked))]
+        suite = [cell for cell in self.suite if not (stopped and _in_vain(cell.condition, flags))]
         seen = [(cell, measure(cell, meter)) for cell in suite]
         rows = [row_of(cell, columns) for cell, columns in seen]
         if not stopped:
@@ -232,6 +232,10 @@ class _Bench:
                 flags += trust.attack_flags(budget, columns)
         flags += trust.suite_flags(seen, rows)
         return rows, trust.distinct(flags, self.state)
+
+
+def _in_vain(condition: Condition, flags: list[Flag]) -> bool:
+    return isinstance(condition, Attacked) and trust.stopped(flags, condition.attack)
 
 
 def _applies(condition: Condition, subject: Subject, state: NormState) -> bool:

@@ -127,18 +127,23 @@ def measure(cell: Cell, told: Told | None = None) -> Columns:
             for i in range(0, len(missing), world):
                 turn = missing[i : i + world]
                 found = _gather(fabric, _measured(cell, module, turn[rank]) if rank < len(turn) else None)
+                problems = [one for one in found if isinstance(one, BadInput)]
                 for span, columns in zip(turn, found, strict=False):
                     if isinstance(columns, BadInput):
                         continue
-                    if subject.keep_images:  # in place of one without images
-                        subject.store.forget(cell.key, span)
-                    subject.store.commit(cell.key, cell.about, span, columns)
+                    try:
+                        if subject.keep_images:  # in place of one without images
+                            subject.store.forget(cell.key, span)
+                        subject.store.commit(cell.key, cell.about, span, columns)
+                    except BadInput as failed:
+                        problems.append(failed)
+                        continue
                     ledger[span] = _without_images(columns)
                     count += Accuracy.of(columns["correct"])
                     if told:
                         told(cell, span[1] - span[0], count)
                 # What one process cannot use, all of them stop at; the others' chunks are kept.
-                problem = _broadcast(fabric, next((one for one in found if isinstance(one, BadInput)), None))
+                problem = _broadcast(fabric, problems[0] if problems else None)
                 if problem:
                     raise problem
     return _broadcast(fabric, _joined([ledger[span] for span in cell.spans]) if rank == 0 else None)

@@ -5,8 +5,8 @@ A norm state is a frozen dataclass that lends the module to be measured, for as 
     Running    running statistics of the main branch, as `model.eval()` has them
     Branch     those of a named branch
     PerBatch   re-estimated on every batch (`adapt.per_batch`); the batch is part of the result
-    Frozen     re-estimated once, on the first of the very images that are evaluated, as the condition shows
-               them (`adapt.frozen`)
+    Frozen     re-estimated once, on the first images of the data, as the condition shows them
+               (`adapt.frozen`); they may be more than are evaluated
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Frozen(NormState):
     rho: float = 1.0
     """How much of the images' statistics to take."""
     images: int = 256
-    """They are estimated on the first so many of the images that are evaluated."""
+    """They are estimated on the first so many of the data."""
     blend_of: str = "std"
     version: ClassVar[int] = 2
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,8 @@ class Store:
             os.fsync(folder)
             os.close(folder)
         except OSError as problem:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
             raise BadInput(f"results cannot be kept in {place.parent}: {problem.strerror}") from None
         return file
 

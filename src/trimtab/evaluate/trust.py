@@ -5,7 +5,8 @@ what was seen and what to do. Comparisons are between the same images, and count
 in less than one case of a thousand (sign test), so that a sound model raises none.
 
     modes, stochastic, batch, non-finite     the model is not one function of the image
-    normalisation                            pixels arrive normalised twice, never, or in another range
+    normalisation, shift                     pixels arrive normalised twice, never, or in another range; or
+                                             the images are of another kind
     size, classes, order                     images of another size or set of classes, or class by class
     probabilities, no gradient, cut          attacks on logits cannot climb
     weak attack, one step                    PGD is weaker than FGSM; FGSM is far weaker than PGD
@@ -23,10 +24,11 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
@@ -37,10 +39,11 @@ from trimtab.evaluate.card import Flag, Row
 from trimtab.evaluate.conditions import AFTER, Attacked, Columns
 from trimtab.evaluate.engine import Cell, Subject, measure
 from trimtab.evaluate.probes import MARKS, PROBED, Health, attacks_at
-from trimtab.evaluate.states import NormState, Running
+from trimtab.evaluate.states import Branch, NormState, Running
 from trimtab.evaluate.store import Store
 from trimtab.measure.accuracy import Accuracy
-from trimtab.models import Pixels, check_input
+from trimtab.models import Pixels
+from trimtab.models.check import input_faults
 from trimtab.models.memory import in_parts
 from trimtab.types import Budget, InputSpec
 
@@ -104,9 +107,10 @@ def _small(subject: Subject, condition: Health | Attacked, state: NormState, see
     return Cell(replace(subject, chunk=chunk, keep_images=False), condition, state, seed, n)
 
 
-def stopped(flags: Sequence[Flag]) -> bool:
-    """Whether a robust accuracy would mean nothing."""
-    return any(flag.name in STOPS for flag in flags)
+def stopped(flags: Sequence[Flag], attack: Any = None) -> bool:
+    """Whether a robust accuracy would mean nothing: that of any attack, or of this one."""
+    raised = {flag.name for flag in flags} & {*STOPS}
+    return bool(raised) and not (raised == {"cut"} and not getattr(attack, "by_gradients", True))
 
 
 def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
@@ -120,13 +124,17 @@ def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
 def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
     """What is wrong with the model, or with giving it these pixels."""
     batch = cell.subject.batch(0, cell.n)
-    with guard(cell.subject.model) as model:
-        faults = check_input(model, batch.x, batch.y)
+    adapts = not isinstance(cell.state, Running | Branch)  # to pixels of any range, too
+    with guard(cell.subject.model) if adapts else cell.state.lend(cell.subject.model, _none) as model:
+        faults = input_faults(model, batch.x, None if adapts else batch.y)
         layers = norm.audit(model).layers
         other = list(_other_images(model, batch, cell.subject.data))
     untrained = [one.name for one in layers if any(found.kind == "never trained" for found in one.trouble)]
-    for fault in faults:
+    for fault in faults.certain:
         yield Flag("normalisation", fault, "give the model the mean and deviation that it was trained with")
+    for fault in faults.possible:
+        advice = "give the model what it was trained with, or adapt it to these images (trimtab adapt)"
+        yield Flag("shift", fault, advice)
     yield from other
     if untrained:
         saw = f"running statistics of {len(untrained)} layers were never trained ({untrained[0]} for one)"
@@ -139,12 +147,18 @@ def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
 def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
     """Images that are not those the model was made for, or that come class by class."""
     size = tuple(batch.x.shape[2:])
-    if isinstance(model, Pixels) and model.origin is not None and size != model.spec.size:
-        made, found = (f"{h} x {w}" for h, w in (model.spec.size, size))
+    spec = model.spec if isinstance(model, Pixels) and model.origin is not None else None
+    if spec is not None and any(spec.mean) and size != spec.size:  # without a record its size is a guess
+        made, found = (f"{h} x {w}" for h, w in (spec.size, size))
         saw = f"the network was made for {made} pixels, the images have {found}"
         yield Flag("size", saw, "give it images of its size")
     outputs, classes = in_parts(model, batch.x[:4]).shape[1], len(data.classes)
-    if outputs > classes:
+    known = getattr(model, "classes", None) or ()
+    if _named(known) and _named(data.classes) and tuple(known) != tuple(data.classes):
+        differ = (pair for pair in zip_longest(known, data.classes) if pair[0] != pair[1])
+        saw = "the model's {!r} is at the place of the images' {!r} among their classes".format(*next(differ))
+        yield Flag("classes", saw, "see that label k of the images is the model's class k")
+    elif outputs > classes:
         saw = f"the model tells {outputs} classes apart, the images have {classes}"
         yield Flag("classes", saw, "see that label k of the images is the model's class k")
     shown = len(batch.y.unique())
@@ -152,6 +166,16 @@ def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag
         saw = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
         advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
         yield Flag("order", saw, advice)
+
+
+def _named(classes: Any) -> bool:
+    """Whether classes have names, and not only numbers."""
+    return isinstance(classes, tuple | list) and any(not str(name).isdigit() for name in classes)
+
+
+def _none(count: int) -> Tensor:
+    """No image: statistics that do not adapt need none."""
+    return torch.empty(0)
 
 
 def health_flags(columns: Columns) -> Iterator[Flag]:
@@ -218,7 +242,8 @@ def normalisation_flags(columns: Columns) -> Iterator[Flag]:
         before, after = Accuracy.of(asis).value, Accuracy.of(better[name]).value
         how = "in 0..255" if name == "bytes" else name
         saw = f"accuracy rises from {before:.1%} to {after:.1%} with pixels {how}"
-        yield Flag("normalisation", saw, causes[name])
+        certain = 1 - after < (1 - before) / 2  # the right pixels would mend as much
+        yield Flag("normalisation" if certain else "shift", saw, causes[name])
 
 
 def attack_flags(budget: Budget, seen: Mapping[str, Columns]) -> Iterator[Flag]:

@@ -14,8 +14,9 @@ from trimtab.models.cut import cut, cuts, penultimate
 from trimtab.models.files import save
 from trimtab.models.networks import build
 from trimtab.models.pixels import Origin, Pixels, wrap
-from trimtab.models.sources import load, parse
+from trimtab.models.sources import has_record, load, parse
 
 __all__ = [
-    "Origin", "Pixels", "build", "check_input", "cut", "cuts", "load", "parse", "penultimate", "save", "wrap",
+    "Origin", "Pixels", "build", "check_input", "cut", "cuts", "has_record", "load", "parse",
+    "penultimate", "save", "wrap",
 ]  # fmt: skip

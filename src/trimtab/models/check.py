@@ -10,6 +10,7 @@ with a handful of images, it says nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -37,18 +38,33 @@ USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
 """Means and deviations that networks are usually trained with, by channels."""
 
 
+class Faults(NamedTuple):
+    """What is wrong with an input, a sentence each."""
+
+    certain: list[str]
+    possible: list[str]
+    """What may also be the images': of another kind than the model was trained on."""
+
+
 def check_input(model: nn.Module, x: Tensor, y: Tensor | None = None) -> list[str]:
     """What is wrong with giving `x` (clean images, labels `y` if known) to `model`: a sentence each, or none.
 
     The model is left as it was.
     """
+    found = input_faults(model, x, y)
+    return [*found.certain, *found.possible]
+
+
+def input_faults(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Faults:
+    """As `check_input`, what is certain apart from what is possible."""
     pixels = wrap(model)
     if not x.is_floating_point():
-        return [f"pixels are {x.dtype}, the model takes floats in [0, 1]: divide by 255"]
+        return Faults([f"pixels are {x.dtype}, the model takes floats in [0, 1]: divide by 255"], [])
     if x.dim() != 4 or x.shape[1] != pixels.spec.channels:
-        return [f"images have shape {tuple(x.shape)}, the model takes (N, {pixels.spec.channels}, H, W)"]
+        takes = f"the model takes (N, {pixels.spec.channels}, H, W)"
+        return Faults([f"images have shape {tuple(x.shape)}, {takes}"], [])
     found = [*_range_faults(x), *_double_normalisation(pixels)]
-    return found if found or y is None else _faults_by_accuracy(pixels, x, y)
+    return Faults(found, []) if found or y is None else _faults_by_accuracy(pixels, x, y)
 
 
 def _range_faults(x: Tensor) -> list[str]:
@@ -78,21 +94,27 @@ def _normalises(module: nn.Module) -> bool:
     return isinstance(module, Normalise) or named
 
 
-def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> list[str]:
+def _faults_by_accuracy(model: Pixels, x: Tensor, y: Tensor) -> Faults:
     with evaluating(model):
         logits = in_parts(model, x)
         if logits.dim() != 2 or len(logits) != len(x):
-            return [f"the model returns shape {tuple(logits.shape)} for {len(x)} images, not (N, classes)"]
+            shape = tuple(logits.shape)
+            return Faults([f"the model returns shape {shape} for {len(x)} images, not (N, classes)"], [])
         if int(y.max()) >= logits.shape[1]:
-            return [f"labels go up to {int(y.max())}, but the model has {logits.shape[1]} classes"]
+            classes = logits.shape[1]
+            return Faults([f"labels go up to {int(y.max())}, but the model has {classes} classes"], [])
         own = logits.argmax(1) == y
-        best, found = _GAIN, []
+        best, found = _GAIN, Faults([], [])
         for name, spec in _alternatives(model.spec).items():
             other = in_parts(model.net, Normalise(spec.mean, spec.std).to(x)(x)).argmax(1) == y
             if _share(other) - _share(own) > best and _sure(other, own):
                 best = _share(other) - _share(own)
-                instead = f"with its own mean and deviation {_share(own):.0%}: its InputSpec seems wrong"
-                found = [f"with {name} the model gets {_share(other):.0%} of these images right, {instead}"]
+                saw = f"with {name} the model gets {_share(other):.0%} of these images right, with its own "
+                saw += f"mean and deviation {_share(own):.0%}: its InputSpec "
+                if 1 - _share(other) < (1 - _share(own)) / 2:
+                    found = Faults([saw + "seems wrong"], [])
+                else:  # the right one would mend more than that
+                    found = Faults([], [saw + "may be wrong, or the images are of a kind that is new to it"])
         return found
 
 

@@ -263,7 +263,7 @@ _HOMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 
 
 def _state_in(loaded: Any, file: Path) -> State:
-    homes = [loaded, *(loaded[key] for key in _HOMES if key in loaded)] if isinstance(loaded, dict) else []
+    homes = [*(loaded[key] for key in _HOMES if key in loaded), loaded] if isinstance(loaded, dict) else []
     for home in homes:
         if isinstance(home, Mapping):
             state = {k: v for k, v in home.items() if isinstance(k, str) and isinstance(v, Tensor)}

@@ -95,7 +95,10 @@ def _require_pixels(x: Tensor, spec: InputSpec) -> None:
     if not x.is_floating_point():
         raise BadInput(f"the model takes pixels as floats in [0, 1], found {x.dtype}; divide by 255")
     if x.dim() < 3 or x.shape[-3] != spec.channels:  # a wrong count would broadcast against the mean
-        raise BadInput(f"the model takes images with {spec.channels} channels, found shape {tuple(x.shape)}")
+        raise BadInput(
+            f"the model takes images with {spec.channels} channels, found shape {tuple(x.shape)}; if it "
+            "takes others, say so by models.wrap(net, InputSpec(channels=...))"
+        )
 
 
 def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:

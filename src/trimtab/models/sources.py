@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trimtab import norm
 from trimtab.models import files
@@ -137,14 +138,23 @@ def load(
     else:
         path = Path(parsed.name).expanduser() if parsed.scheme == "file" else _in_zoo(parsed.name)
         model = _stored(path, parsed.architecture)
-    if parsed.scheme in ("zoo", "file", "py"):  # the others have as many classes as they were told to
-        _require_classes(source, _outputs(model), count or stated)
+    expected = count or stated
+    if (
+        parsed.scheme in ("zoo", "file", "py") and expected
+    ):  # others have as many classes as they were told to
+        _require_classes(source, _outputs(wrap(model, input)), expected)
     if input is not None and (takes := channels_of(model.net)) not in (None, input.channels):
         raise BadInput(f"{source} takes images with {takes} channels, not {input.channels}")
     if classes is not None and not isinstance(classes, int):
         model.classes = tuple(classes)
     model = wrap(model, input)
     return model.eval() if weights or parsed.scheme in ("zoo", "file") else model
+
+
+def has_record(source: str) -> bool:
+    """Whether what `source` names comes with weights, or is the user's own, and so with its own InputSpec."""
+    parsed = parse(source)
+    return parsed.weights is not None or parsed.scheme in ("zoo", "file", "py")
 
 
 def _stored(path: Path, stated: Source | None) -> Pixels:
@@ -222,6 +232,8 @@ def _in_zoo(name: str) -> Path:
 
 def _outputs(model: Pixels) -> int | None:
     """How many classes a model tells apart, if it takes images of its recorded size."""
+    if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
+        return None  # its first batch decides its size for good
     weight = next(model.parameters(), torch.zeros(0))
     image = torch.full((1, model.spec.channels, *model.spec.size), 0.5).to(weight)
     with evaluating(model):

@@ -146,9 +146,11 @@ def _from_which(batch_sizes: Mapping[int, Card], state: str, group: str) -> str:
         return ""
     smallest = pays_from({size: batch_sizes[size] for size in tried}, state, group)
     sizes = ", ".join(map(str, tried))
+    rows = [row for row in batch_sizes[tried[0]].rows if row.kind in GROUPS[group]]
+    on = f"{rows[0].n} images under {', '.join(dict.fromkeys(row.condition for row in rows))}"
     if smallest is None:
-        return f"; of batches of {sizes}, not even the largest gained for certain"
-    return f"; it pays from batches of {smallest} (tried: {sizes})"
+        return f"; of batches of {sizes} (on {on}), not even the largest gained for certain"
+    return f"; it pays from batches of {smallest} (tried: {sizes}, on {on})"
 
 
 def _way(state: str) -> tuple[_Way | None, dict[str, str]]:

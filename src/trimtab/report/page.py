@@ -59,11 +59,16 @@ def page(
 ) -> Path:
     """Write the page of one card, or of two to eight to compare; the path is returned."""
     text = render(cards, title, extras or Extras())
-    if not Path(path).parent.is_dir():
-        raise BadInput(f"the page cannot be written to {path}: there is no such folder")
+    require_folder(path)
     with placed(Path(path)) as part:
         part.write_text(text, encoding="utf-8", errors="replace")  # a name from a file system may be no text
     return Path(path)
+
+
+def require_folder(path: str | Path) -> None:
+    """Whether a page can be written there; to be asked before the work that it shows."""
+    if not Path(path).parent.is_dir():
+        raise BadInput(f"the page cannot be written to {path}: there is no such folder")
 
 
 def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:

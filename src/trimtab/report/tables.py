@@ -233,6 +233,9 @@ def unlike(cards: Sequence[Card]) -> str:
     """What differs beside the models, so that a difference is not theirs alone; empty if nothing does."""
     sizes = sorted({card.provenance["batch"] for card in cards if card.provenance.get("batch")})
     told = ["on different images"] if len({str(c.provenance.get("data", c.data)) for c in cards}) > 1 else []
+    counts = sorted({max(row.n for row in card.rows) for card in cards if card.rows})
+    if len(counts) > 1:
+        told.append(f"on {' and '.join(map(str, counts))} images")
     if len(sizes) > 1:
         told.append(f"in batches of {' and '.join(map(str, sizes))}")
     return " and ".join(told)

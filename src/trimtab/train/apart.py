@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from trimtab import draws, norm
 from trimtab.attacks import RandomSign
-from trimtab.norm.synchronise import world_size
+from trimtab.norm.synchronise import local_groups, world_size
 from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
 from trimtab.train.processes import gather, rank
 from trimtab.train.two_player import Attacker, climb_weights, play
@@ -129,7 +129,9 @@ class Apart(Objective):
             }
         through = not self.stop_gradient
         shift = {name: norm.Shift(d.mu, d.sigma, through) for name, d in corners.items()}
-        return norm.use(step.model, shift=shift, groups=self.groups)
+        pooled = any(layer.synchronised for layer in norm.layers(step.model).values())
+        groups = self.groups if pooled else local_groups(self.groups)  # else no layer counts them out
+        return norm.use(step.model, shift=shift, groups=groups)
 
 
 def _corner(slope: Tensor | None, eps: float) -> Tensor | None:

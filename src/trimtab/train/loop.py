@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,7 +38,7 @@ from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.processes import average, companions
 from trimtab.train.recipe import Recipe, read_recipe
 from trimtab.train.runs import Run
-from trimtab.train.start import Engine, fingerprint, loader_for, network, prepared, training_sets
+from trimtab.train.start import Engine, alike, fingerprint, loader_for, network, prepared, training_sets
 from trimtab.train.validate import validate
 from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
 from trimtab.types import BadInput
@@ -60,6 +60,10 @@ def fit(
     The run's folder must be new. A run that was interrupted is continued by `resume`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe({} if recipe is None else recipe)
+    if isinstance(model, str):
+        recipe = replace(recipe, model=model)
+    if isinstance(data, str):
+        recipe = replace(recipe, data=replace(recipe.data, name=data))
     fabric = (engine or Engine()).start(recipe.precision)
     run = _created(fabric, recipe, folder)
     with torch.random.fork_rng(enabled=True), companions(run.folder):
@@ -169,7 +173,7 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     train_set, held_out = training_sets(data, recipe)
     model = fabric.to_device(network(model, recipe, train_set))
     trainable = {name: p.requires_grad for name, p in model.named_parameters()}
-    model = prepared(model, recipe)
+    model = alike(fabric, prepared(model, recipe))
     branch, there = recipe.validation.branch, norm.branches(model) or ("main",)
     if held_out is not None and branch not in there:
         raise BadInput(f"validation.branch: there is no branch {branch!r}; this model has {', '.join(there)}")
@@ -285,8 +289,7 @@ def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
         score = row.get(recipe.validation.choose)
         if score is not None and (progress.best is None or score > progress.best):
             progress.best, progress.waited = score, 0
-            if work.fabric.is_global_zero:
-                checkpoint.save_weights(work.run.best, result)
+            _written(work, lambda: checkpoint.save_weights(work.run.best, result))
         elif score is not None:
             progress.waited += 1
     row |= _tell(callbacks, "epoch", work, epoch, row, result)
@@ -366,11 +369,17 @@ def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
 
 
 def _save(work: Work) -> None:
-    """Write the checkpoint in the first process; if that fails, all of them stop."""
+    """Write the checkpoint."""
+    how = (work.progress, work.model, work.optimiser, work.ema)
+    _written(work, lambda: checkpoint.save(work.run.last, *how))
+
+
+def _written(work: Work, write: Callable[[], None]) -> None:
+    """Write in the first process; if that fails, all of them stop."""
     problem: BadInput | None = None
     if work.fabric.is_global_zero:
         try:
-            checkpoint.save(work.run.last, work.progress, work.model, work.optimiser, work.ema)
+            write()
         except checkpoint.NotFinite as broken:
             problem = _diverged(work, f"{str(broken)!r} is no longer finite")
         except BadInput as failed:

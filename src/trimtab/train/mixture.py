@@ -86,9 +86,16 @@ class AdvProp(Mixture):
 
 
 def ensure_branch(model: nn.Module, branch: str, affine: bool = True, statistics: bool = True) -> nn.Module:
-    """Add the branch, unless an earlier training left it: that one is trained on."""
-    there = any(branch in layer.branch_names for layer in norm.layers(model).values())
-    return model if there else norm.add_branch(model, branch, affine=affine, statistics=statistics)
+    """Add the branch where there is none; one that an earlier training left is trained on."""
+    there = {row["layer"]: row for row in norm.plan(model) if row["name"] == branch}
+    for name, layer in norm.layers(model).items():
+        if name not in there:
+            norm.add_branch(layer, branch, affine=affine, statistics=statistics)
+        elif (not there[name]["affine_of"], not there[name]["statistics_of"]) != (affine, statistics):
+            raise BadInput(
+                f"{name} has a branch {branch!r} with other halves of its own; name another branch"
+            )
+    return model
 
 
 def require_branch(model: nn.Module, branch: str) -> None:

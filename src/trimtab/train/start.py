@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
 from trimtab.data.sets import ImageSet
 from trimtab.train.recipe import Recipe
-from trimtab.types import BadInput
+from trimtab.types import BadInput, InputSpec
 
 FEW = 100
 """Images that are looked at to recognise a set that lies on disk, and one that comes class by class."""
@@ -98,13 +98,30 @@ def loader_for(fabric: Fabric, train_set: Images, recipe: Recipe) -> Loader:
 
 
 def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn.Module:
-    """The model given, or the one that the recipe names, for these images and with the recipe's seed."""
+    """The model given, or the one that the recipe names, for these images and with the recipe's seed.
+
+    A network that has been trained, or is the user's own, keeps its mean and deviation; others take those of
+    the images.
+    """
     if isinstance(model, nn.Module):
         return model
     source = model or recipe.model
     torch.manual_seed(recipe.seed)
+    if models.has_record(source):
+        made = models.load(source, classes=images.classes)
+        unknown = made.spec == InputSpec(made.spec.size, made.spec.channels)  # pixels as they are
+        return models.wrap(made, replace(made.spec, size=images.spec.size)) if unknown else made
     own: dict[str, Any] = {"channels": images.spec.channels} if source.startswith("net:") else {}
     return models.load(source, classes=images.classes, input=images.spec, **own)
+
+
+@torch.no_grad()
+def alike(fabric: Fabric, model: nn.Module) -> nn.Module:
+    """The first process's network in all of them: each may have made its own."""
+    if fabric.world_size > 1:
+        for value in model.state_dict().values():
+            value.copy_(fabric.broadcast(value))
+    return model
 
 
 def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:

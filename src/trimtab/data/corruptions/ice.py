@@ -56,11 +56,11 @@ def _scaled(folder: str | None, index: int, factor: float) -> Tensor:
 
 
 def _originals(folder: str | None) -> tuple[Tensor, ...]:
-    return _grown() if folder is None else _photographs(folder)
+    return _grown() if folder is None else photographs(folder)
 
 
 @cache
-def _photographs(folder: str) -> tuple[Tensor, ...]:
+def photographs(folder: str) -> tuple[Tensor, ...]:
     """The first five of the folder: the published code never draws the sixth."""
     files = sorted(Path(folder).glob("frost[1-6].*"))[:5]
     if not files:
