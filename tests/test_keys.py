@@ -350,24 +350,6 @@ def test_the_backward_pass_of_ones_own_function_is_part_of_the_model(monkeypatch
     assert keys.weights(Rounds()) != masked
 
 
-def test_what_a_forward_pass_calls_in_a_file_of_ones_own_is_part_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    source = "import keyed_parts\nfrom torch import nn\nclass Net(nn.Module):\n"
-    source += "    def forward(self, x):\n        return keyed_parts.scale(x)\n"
-    (tmp_path / "keyed_net.py").write_text(source)
-    found = []
-    for factor in (1, 5):
-        (tmp_path / "keyed_parts.py").write_text(f"def scale(x):\n    return {factor} * x\n")
-        for name in ("keyed_net", "keyed_parts"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        found.append(keys.weights(importlib.import_module("keyed_net").Net()))
-    assert found[0] != found[1]
-
-
 def test_compiling_is_no_part_of_a_model() -> None:
     wanted = keys.weights(net())
     assert keys.weights(torch.compile(net(), backend="eager")) == wanted
@@ -379,28 +361,76 @@ def test_compiling_is_no_part_of_a_model() -> None:
     assert keys.weights(compiled) == wanted
 
 
+MINE = """
+@dataclass(frozen=True)
+class Mine:
+    eps: float = 0.1
+
+    def __call__(self, model, x, y):
+        return {call}
+
+    @staticmethod
+    def moved(x):
+        return {moved}
+"""
+
+
 def test_an_edited_method_of_ones_own_has_a_new_key() -> None:
-    def drafted(result: float) -> Any:
-        @dataclass(frozen=True)
-        class Mine:
-            eps: float = 0.1
+    found = []
+    for call, moved in (("x", "x"), ("x", "x"), ("1 - x", "x"), ("x", "2 * x")):
+        space: dict[str, Any] = {"dataclass": dataclass, "__name__": "mine"}
+        exec(MINE.format(call=call, moved=moved), space)
+        found.append(keys.digest(keys.describe(space["Mine"]())))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
-            def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-                return x if result > 0 else 1 - x
 
-        return Mine()
+def read_by(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> str:
+    """The key of `Net` in a file of this source, beside other files."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = ("keyed_net", *files)
+    for name, text in zip(names, (source, *files.values()), strict=True):
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    return keys.weights(importlib.import_module("keyed_net").Net())
 
-    one = drafted(1)
-    assert keys.describe(drafted(1)) == keys.describe(one)
 
-    @dataclass(frozen=True)
-    class Mine:
-        eps: float = 0.1
+HEAD = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        return "
+EDITED = {
+    "a helper in another file": ("import pa\n" + HEAD + "pa.f(x)\n", "def f(x):\n    return {} * x\n"),
+    "of two with one name": (
+        "import pb, pa\n" + HEAD + "pb.f(x) + pa.f(x)\n",
+        "def f(x):\n    return {} * x\n",
+    ),
+    "a decorated one": (
+        "import pa\n" + HEAD + "pa.f(x)\n",
+        "import functools\n@functools.lru_cache\ndef f(x):\n    return {} * x\n",
+    ),
+}
 
-        def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return 1 - x
 
-    assert keys.describe(Mine())["code"] != keys.describe(one)["code"]
+@pytest.mark.parametrize("edited", EDITED)
+def test_an_edited_helper_is_another_model(
+    edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source, helper = EDITED[edited]
+    other = "def f(x):\n    return x\n"
+    found = [
+        read_by(source, tmp_path, monkeypatch, pa=helper.format(factor), pb=other) for factor in (1, 5, 1)
+    ]
+    assert found[0] == found[2] != found[1]
+
+
+def test_files_and_operators_that_a_model_reads_are_known_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "import numpy, torch\nOPS = {{'lib': numpy}}\nACT = torch.ops.aten.{}\n"
+    source += HEAD + "ACT(x + OPS['lib'].pi)\n"
+    found = [read_by(source.format(act), tmp_path, monkeypatch) for act in ("relu", "tanh")]
+    assert found[0] != found[1]
 
 
 def test_an_ensemble_changes_with_the_version_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,16 +32,17 @@ _ASIDE = {*vars(nn.Module()), *_COMPILING, "setting", "synchronised"}
 _WORDS = {"provenance", "origin", "classes"}
 """What it may hold for people."""
 _KNOWN = ("builtins", "torch", "trimtab")
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_COMPILED = torch._dynamo.OptimizedModule
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def describe(value: Any) -> Any:
     """A method as plain JSON values: its class, its version and its fields, all the way down.
 
-    Of a class that is not ours the code is told, too (what it calls is not, and needs a new version). Fields
-    that do not tell what a method does, such as a path, give way to what its `determined_by()` returns.
+    Of a class that is not ours the code is told, too (what this reads and calls is not, and needs a new
+    version). Fields that do not tell what a method does, such as a path, give way to what its
+    `determined_by()` returns.
 
     >>> from trimtab.types import L2
     >>> describe(L2("1/2"))
@@ -86,8 +87,9 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
     """
     content = hashlib.sha256()
     within |= {id(module) for module in model.modules()}
+    codes: dict[type, list[Any]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, _COMPILED):
+        if "_orig_mod" in module._modules:  # torch.compile's wrapper
             continue
         kind = getattr(module, "stock_class", type(module))  # steering by itself changes nothing
         held = {at: value for at, value in vars(module).items() if not _aside(at, value, kind)}
@@ -95,7 +97,9 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
         if getattr(vars(module).get("rest"), "neutral", False):
             del own["rest"]
         hooks = [_constant(hook, within) for at in _HOOKS for hook in vars(module)[at].values()]
-        about = [f"{_name(kind)}({module.extra_repr()})", _code(kind, within), own, hooks]
+        if kind not in codes:
+            codes[kind] = _code(kind, within)
+        about = [f"{_name(kind)}({module.extra_repr()})", codes[kind], own, hooks]
         content.update(f"{_plain(name)}:{_ADDRESS.sub('', canonical(about))}\n".encode())
     lists = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     tensors = {_plain(name): tensor for named in lists for name, tensor in named}
@@ -132,8 +136,12 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, torch.dtype | torch.device | torch.memory_format | complex):
         return str(value)
+    if isinstance(value, ModuleType):
+        return value.__name__
     if isinstance(value, type) or id(value) in within:
         return _name(value)
+    if isinstance(value, _OPERATORS):
+        return str(value)
     each = partial(_constant, within=within | {id(value)})
     if isinstance(value, nn.Module):
         return weights(value, within)
@@ -183,45 +191,70 @@ def _is_known(value: Any) -> bool:
 
 
 def _code(value: Any, within: frozenset[int]) -> list[Any]:
-    """What a function, or a class with all it inherits, does; what is known is known by its name."""
+    """What a function, or a class with all it inherits, does, and all that it calls, each once.
+
+    What is known is known by its name. A list or dictionary of a file counts as it is at the moment.
+    """
     found: list[Any] = []
-    for kind in getattr(value, "__mro__", [value]):
-        if not _is_known(kind):
+    queue, met = [value], {id(value)}
+    for one in queue:
+        for kind in getattr(one, "__mro__", [one]):
             held = vars(kind).items() if isinstance(kind, type) else [("", kind)]
-            found += [one for name, given in held if (one := _part(name, given, within)) is not None]
+            for name, given in held if not _is_known(kind) else ():
+                function = _function(given)
+                if function is not None:
+                    found.append(_part(function, within | met))
+                    helpers = [h for h in map(_bare, _reads(function)) if _is_helper(h) and id(h) not in met]
+                    queue += helpers
+                    met |= {id(h) for h in helpers}
+                elif _decides(given) and not name.startswith("__"):
+                    found.append([name, _constant(given, within)])
     return found
 
 
-def _part(name: str, value: Any, within: frozenset[int]) -> Any:
-    """What an attribute of a class, or a function, does or is; none if it decides nothing."""
+def _function(value: Any) -> FunctionType | None:
+    """The function that an attribute of a class is, or hides."""
     if isinstance(value, property | staticmethod | classmethod):
         value = value.fget if isinstance(value, property) else value.__func__
-    if not isinstance(value, FunctionType):
-        return [name, _constant(value, within)] if _decides(value) and not name.startswith("__") else None
-    within |= {id(value)}
-    used = _used(value)
-    helpers = [one for one in (*_enclosed(value), *used.values()) if _is_helper(one)]
-    held = [one for one in _enclosed(value) if not _is_helper(one)]
-    held += [one for name, one in used.items() if _decides(one) or (callable(one) and not _called(one, name))]
-    held += [one for one in (value.__defaults__, value.__kwdefaults__) if one]
-    more = [_code(one, within | {id(one)}) for one in helpers if id(one) not in within]
-    more += [_constant(one, within) for one in held]
-    return [_of_code(value.__code__), *more] if more else _of_code(value.__code__)
+    return value if isinstance(value, FunctionType) else None
 
 
-def _used(function: FunctionType) -> dict[str, Any]:
-    """What a function reads of its file, and of files that this imports, by name."""
+def _part(function: FunctionType, within: frozenset[int]) -> Any:
+    """What a function does by itself, and with which values."""
+    used = _used(function)
+    held = [one for one in _enclosed(function) if not _is_helper(_bare(one))]
+    held += [one for name, one in used if _decides(one) or (callable(one) and not _called(one, name))]
+    held += [one for one in (function.__defaults__, function.__kwdefaults__) if one]
+    code = _of_code(function.__code__)
+    return [code, *(_constant(one, within) for one in held)] if held else code
+
+
+def _reads(function: FunctionType) -> list[Any]:
+    return [*_enclosed(function), *(one for _, one in _used(function))]
+
+
+def _bare(value: Any) -> Any:
+    """The function that a decorator such as lru_cache keeps."""
+    kept = getattr(value, "__wrapped__", None) if callable(value) else None
+    return kept if isinstance(kept, FunctionType) else value
+
+
+def _used(function: FunctionType) -> list[tuple[str, Any]]:
+    """What a function reads of its file, and of files that this imports, with the names."""
     names = dict.fromkeys(_names(function.__code__))
-    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    modules = [one for one in found.values() if isinstance(one, ModuleType)]
-    while modules:
-        module = modules.pop()
-        if module.__name__.partition(".")[0] in (*_KNOWN, "numpy", *sys.stdlib_module_names):
-            continue
-        inside = {name: vars(module)[name] for name in names if name in vars(module) and name not in found}
-        found |= inside
-        modules += [one for one in inside.values() if isinstance(one, ModuleType)]
-    return found
+    places, met, found = [function.__globals__], set(), []
+    for place in places:
+        inside = [(name, place[name]) for name in names if name in place]
+        found += inside
+        for _, one in inside:
+            if isinstance(one, ModuleType) and id(one) not in met and not _is_library(one):
+                met.add(id(one))
+                places.append(vars(one))
+    return [(name, one) for name, one in found if not isinstance(one, ModuleType)]
+
+
+def _is_library(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] in (*_KNOWN, "numpy", *sys.stdlib_module_names)
 
 
 def _names(code: CodeType) -> list[str]:
@@ -243,13 +276,13 @@ def _is_helper(value: Any) -> bool:
 
 def _called(value: Any, name: str) -> bool:
     """Whether this is its own name, which the code tells already; helpers tell by their code."""
-    return _is_helper(value) or _name(value).rpartition(".")[2] == name
+    return _is_helper(_bare(value)) or _name(value).rpartition(".")[2] == name
 
 
 def _methods(kind: type) -> list[str]:
     """The code of a class, with what it inherits, without what it reads."""
     held = [one for base in kind.__mro__ if not _is_known(base) for one in vars(base).values()]
-    return [_of_code(one.__code__) for one in held if isinstance(one, FunctionType)]
+    return [_of_code(found.__code__) for one in held if (found := _function(one)) is not None]
 
 
 def _of_code(code: CodeType) -> str:

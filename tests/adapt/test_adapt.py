@@ -311,7 +311,9 @@ def test_half_precision_streams_go_on_learning():
         for x in images:
             assert stream(x.to(dtype)).dtype == dtype
         held[dtype] = torch.cat([stream.model[0].running_mean, stream.model[0].running_var])
-    torch.testing.assert_close(held[torch.bfloat16], held[torch.float32], rtol=0.01, atol=0.01)
+        assert stream.model(images[0].to(dtype)).dtype == dtype
+        assert adapt.frozen(stream, torch.cat(images[:9]).to(dtype))(images[0].to(dtype)).dtype == dtype
+    torch.testing.assert_close(held[torch.bfloat16].float(), held[torch.float32], rtol=0.01, atol=0.01)
 
 
 def test_a_streams_checkpoint_knows_how_much_it_saw():

@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -156,9 +157,17 @@ def test_what_cannot_be_adapted_is_refused(source: object, said: str) -> None:
 
 def test_a_sampler_that_repeats_images_is_refused() -> None:
     weighted = WeightedRandomSampler([1.0] * len(FLOATS), 2 * len(FLOATS))
+    weighted.generator = torch.Generator().manual_seed(3)
+    before = weighted.generator.get_state()
     with pytest.raises(BadInput, match="several times"):
         as_set(DataLoader(FLOATS, batch_size=4, sampler=weighted))
+    assert torch.equal(weighted.generator.get_state(), before)
 
 
-def test_a_loader_without_batches_gives_all_images() -> None:
-    assert all_of(DataLoader(FLOATS, batch_size=None))[2].tolist() == list(range(len(FLOATS)))
+def test_a_loader_without_batches_gives_all_images_as_it_shows_them() -> None:
+    halved = DataLoader(FLOATS, batch_size=None, collate_fn=lambda one: (one[0] / 2, one[1]))
+    x, _, ids = all_of(halved)
+    assert ids.tolist() == list(range(len(FLOATS)))
+    assert torch.equal(x, PIXELS / 255 / 2)
+    with pytest.raises(BadInput, match="batch_sampler"):
+        as_set(DataLoader(FLOATS, batch_size=None, sampler=BatchSampler(range(6), 2, False)))

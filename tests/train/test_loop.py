@@ -695,5 +695,30 @@ def test_a_trained_network_keeps_its_mean_and_deviation(tmp_path: Path) -> None:
         source: network(source, recipe(), set_).spec
         for source in ("net:resnet8,width=4", f"file:{tmp_path}/model", f"py:{tmp_path}/mine.py:make")
     }
-    assert [one.mean for one in found.values()] == [set_.spec.mean, (0.2,), (0.0,) * 3]
+    assert [one.mean for one in found.values()] == [set_.spec.mean, (0.2,), (0.0,)]
     assert all(one.size == (28, 28) for one in found.values())
+    given = recipe(data=Data(images=64, validation=0, augment=()), batch_size=32, epochs=1)
+    train.fit(f"py:{tmp_path}/mine.py:make", "sample", given, tmp_path / "run")
+
+
+def test_a_branch_needs_a_layer_to_live_in() -> None:
+    with pytest.raises(BadInput, match="no batch-norm layer"):
+        train.Mixture(FGSM()).prepare(tiny(False))
+
+
+def test_apart_trains_a_network_that_repeats_layers_in_its_backward_pass() -> None:
+    class Repeating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tiny()
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.utils.checkpoint.checkpoint(self.net[:3], x, use_reentrant=False)
+            return self.net[3:](z)
+
+    x, y, _ = next(iter(images().batches(16)))
+    found = []
+    for net in (norm.steer(tiny()), norm.steer(Repeating())):
+        train.Apart(groups=2)(net, x, y)
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found)

@@ -46,11 +46,12 @@ class Stream(Adapting):
         super().__init__()
         if not prior >= 0:
             raise BadInput(f"prior is what the source is worth in images, 0 or more, found {prior!r}")
-        self.model = norm.widen(steered_copy(model))
+        self.model = steered_copy(model)
         self.prior = prior
         self.seen = 0
         """Images since the last reset."""
         self._source = norm.snapshot(self.model)
+        self._kept: dict[str, norm.Moments] = {}
         self._predicted: deque[int] = deque(maxlen=WINDOW)
         self._entropies: deque[float] = deque(maxlen=WINDOW)
         self._classes = 0
@@ -77,10 +78,29 @@ class Stream(Adapting):
             raise BadInput(
                 "these images drive a layer beyond all numbers; the stream has not learnt from them"
             )
-        norm.adopt(self.model, batch, rho, "pooled")
+        for name, held in self._wide().items():
+            if name in batch:  # pooled variances do not ask for eps
+                mean, var = norm.blend(batch[name], held.mean, held.var, rho, "pooled", 0.0)
+                self._kept[name] = norm.Moments(mean, var, self.seen)
+        norm.adopt(self.model, self._kept, 1.0, "var")
         self.seen += len(x)
         self._watch(z)
         return z
+
+    def _wide(self) -> dict[str, norm.Moments]:
+        """The running statistics in float32 or wider: a narrow layer would round small steps away."""
+        found = norm.running(self.model)
+        for name, held in found.items():
+            kept = self._kept.get(name)
+            if (
+                kept
+                and torch.equal(kept.mean.to(held.mean), held.mean)
+                and torch.equal(kept.var.to(held.var), held.var)
+            ):
+                found[name] = kept
+            elif held.mean.dtype != torch.float64:
+                found[name] = norm.Moments(held.mean.float(), held.var.float(), held.n)
+        return found
 
     def snapshot(self) -> Mark:
         return Mark(norm.snapshot(self.model), self.seen, tuple(self._predicted), tuple(self._entropies))

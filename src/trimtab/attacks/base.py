@@ -81,9 +81,9 @@ class Attack:
     adaptive: ClassVar[bool] = False
     """Whether its images are for the model as it adapts to them, not as it is given."""
     one_by_one: ClassVar[bool] = False
+    """Whether it refuses a model that lets images of a batch influence each other."""
     by_gradients: ClassVar[bool] = True
     """Whether it follows gradients; a black-box attack asks for outputs alone."""
-    """Whether it refuses a model that lets images of a batch influence each other."""
     budget: Budget
 
     def __call__(

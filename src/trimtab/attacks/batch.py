@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trimtab import adapt
 from trimtab.attacks.base import Attack, Outcome, check_images, check_labels, check_rho
-from trimtab.attacks.guard import guard
+from trimtab.attacks.guard import guard, says_coupled
 from trimtab.attacks.losses import ce
 from trimtab.attacks.pgd import PGD, gradient
 from trimtab.types import BadInput, Budget, number
@@ -109,4 +109,4 @@ def _adaptive(model: nn.Module, rho: float) -> nn.Module:
     if isinstance(model, adapt.Stream):
         raise BadInput("a stream learns from what it is shown; attack adapt.per_batch of its model")
     check_rho(model, rho)
-    return model if getattr(model, "couples_batch", False) else adapt.per_batch(model, rho)
+    return model if says_coupled(model) else adapt.per_batch(model, rho)

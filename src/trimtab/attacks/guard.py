@@ -74,6 +74,11 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
     return channels_last(norm.fold(model, x[:PROBE], said))
 
 
+def says_coupled(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, says that images of a batch influence each other."""
+    return any(getattr(part, "couples_batch", False) for part in model.modules())
+
+
 @torch.no_grad()
 def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bool:
     """Whether an image's output depends on the images beside it.
@@ -81,7 +86,7 @@ def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bo
     A model may say so itself (`couples_batch`); else it is tried: the first images of `x`, with other
     neighbours. A model whose output is random does not count as coupled.
     """
-    if any(getattr(part, "couples_batch", False) for part in model.modules()):
+    if says_coupled(model):
         return True
     own, rest = x[:2], x[2:PROBE]
     if len(rest) == 0:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import draws
+from trimtab.attacks.guard import says_coupled
 from trimtab.types import BadInput
 
 REMEDY = "fix its statistics first, as adapt.frozen(model, images) does"
@@ -30,7 +31,7 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
 
     A model may say so itself. Else the same images are run twice, then beside others, then by themselves.
     """
-    if any(getattr(part, "couples_batch", False) for part in model.modules()):
+    if says_coupled(model):
         raise BadInput(DEPENDS)
     noise = torch.rand(images.shape, generator=draws.seeded(1), device="cpu").to(images)
     beside_dark, beside_noise = (torch.cat([images, others]) for others in (torch.zeros_like(images), noise))

@@ -78,8 +78,8 @@ def scorecard(card: Card) -> None:
         rows,
         right=range(1, 1 + len(states)),
     )
-    for state, score in card.scored_otherwise.items():
-        out.print(f"Attacks on “{state}” score the {score}, of whole batches.", markup=False)
+    for sentence in card.scored_otherwise:
+        out.print(sentence, markup=False)
     doubts(card.flags)
 
 

@@ -7,6 +7,7 @@ size, and nothing is shuffled, dropped or read twice. Pixels must be uint8, or f
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,20 +45,7 @@ def as_set(source: Any, name: str | None = None) -> Images:
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         source = DataLoader(source)
     if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        own = getattr(source.sampler, "generator", None)
-        before = own.get_state() if own is not None else None
-        with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
-            own_batches = source.batch_size is None and source.batch_sampler is not None
-            drawn = [*(chain.from_iterable(source.batch_sampler) if own_batches else source.sampler)]  # type: ignore[arg-type]
-        ids = torch.tensor(sorted(set(drawn)))
-        if len(ids) < len(drawn):
-            raise BadInput(
-                "the loader draws some images several times and others never (a sampler with replacement); "
-                "give one that draws each once, or the dataset itself"
-            )
-        if own is not None:  # ... or from its own
-            own.set_state(before)
-        return DataLoaderSet(source, ids, name or type(source.dataset).__name__)
+        return DataLoaderSet(source, _drawn(source), name or type(source.dataset).__name__)
     if isinstance(source, tuple) and _is_pair(source):
         source = [source]
     if not isinstance(source, Iterable):
@@ -101,7 +89,8 @@ class DataLoaderSet(Images):
     def _collated(self, images: list[Any]) -> Any:
         alone = self.loader.batch_sampler is None  # it hands out single images, as they are
         try:
-            return default_collate(images) if alone else self.loader.collate_fn(images)
+            collate = self.loader.collate_fn
+            return default_collate([collate(one) for one in images]) if alone else collate(images)
         except TypeError as problem:
             first = images[0][0] if isinstance(images[0], tuple | list) else images[0]
             raise BadInput(
@@ -154,6 +143,29 @@ class DataLoaderSet(Images):
 
         digest = content_digest((len(self), *self.raw(torch.tensor([0]))[0].shape[1:]), parts())
         return torch.cat(labels), digest
+
+
+def _drawn(loader: DataLoader) -> Tensor:
+    """The indices that a loader draws, in order; its generator, and the global one, are left as they were."""
+    own = getattr(loader.sampler, "generator", None)
+    before = own.get_state() if own is not None else None
+    by_batches = loader.batch_size is None and loader.batch_sampler is not None
+    try:
+        with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
+            drawn = [*(chain.from_iterable(loader.batch_sampler) if by_batches else loader.sampler)]  # type: ignore[arg-type]
+    finally:
+        if own is not None:  # ... or from its own
+            own.set_state(before)
+    try:
+        drawn = [operator.index(one) for one in drawn]
+    except TypeError:
+        raise BadInput("the loader's sampler gives no single indices; make it a batch_sampler") from None
+    if len(set(drawn)) < len(drawn):
+        raise BadInput(
+            "the loader draws some images several times and others never (a sampler with replacement); "
+            "give one that draws each once, or the dataset itself"
+        )
+    return torch.tensor(sorted(drawn))
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -79,13 +79,11 @@ class Card:
         return not self.flags
 
     @property
-    def scored_otherwise(self) -> dict[str, str]:
-        """By norm state: which iterate its attacks score, where their names say another."""
-        return {
-            row.state: row.score
-            for row in self.rows
-            if row.kind == "attack" and "iterate" in row.condition and row.score not in row.condition
-        }
+    def scored_otherwise(self) -> list[str]:
+        """Sentences on attacks that score another iterate than their names say."""
+        attacked = [row for row in self.rows if row.kind == "attack" and "iterate" in row.condition]
+        other = [row for row in attacked if row.score not in row.condition]
+        return sorted({f"{row.condition}, on {row.state}: {row.score}, of whole batches." for row in other})
 
     def json(self) -> str:
         """The card as text, byte-identical for the same results."""

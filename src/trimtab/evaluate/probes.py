@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab.attacks import FGSM, L2, PGD, Attack, Linf, Square
+from trimtab.attacks.guard import says_coupled
 from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Attacked, Columns, Condition, logits
 from trimtab.evaluate.suites import curve
@@ -55,7 +56,7 @@ class Health(Condition):
 
         def seen(images: Tensor) -> Tensor:
             """What the model says; in parts if it must be, and if that changes nothing."""
-            if getattr(model, "couples_batch", False):
+            if says_coupled(model):
                 return logits(model, images, y)
             return in_parts(lambda part: logits(model, part, y), images)
 
@@ -109,7 +110,7 @@ def _followed_in_parts(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tens
         found = [followed(model, *part) for part in zip(x.split(size), y.split(size), strict=True)]
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
-    return work(len(x)) if getattr(model, "couples_batch", False) else halving(work, len(x))
+    return work(len(x)) if says_coupled(model) else halving(work, len(x))
 
 
 def attacks_at(budget: Budget, pixels: int, coupled: bool) -> dict[str, Attacked]:

@@ -147,13 +147,12 @@ def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
 def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
     """Images that are not those the model was made for, or that come class by class."""
     size = tuple(batch.x.shape[2:])
-    spec = model.spec if isinstance(model, Pixels) and model.origin is not None else None
-    if spec is not None and any(spec.mean) and size != spec.size:  # without a record its size is a guess
-        made, found = (f"{h} x {w}" for h, w in (spec.size, size))
+    if isinstance(model, Pixels) and _recorded(model) and size != model.spec.size:
+        made, found = (f"{h} x {w}" for h, w in (model.spec.size, size))
         saw = f"the network was made for {made} pixels, the images have {found}"
         yield Flag("size", saw, "give it images of its size")
     outputs, classes = in_parts(model, batch.x[:4]).shape[1], len(data.classes)
-    known = getattr(model, "classes", None) or ()
+    known: Any = getattr(model, "classes", None)
     if _named(known) and _named(data.classes) and tuple(known) != tuple(data.classes):
         differ = (pair for pair in zip_longest(known, data.classes) if pair[0] != pair[1])
         saw = "the model's {!r} is at the place of the images' {!r} among their classes".format(*next(differ))
@@ -166,6 +165,11 @@ def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag
         saw = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
         advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
         yield Flag("order", saw, advice)
+
+
+def _recorded(model: Pixels) -> bool:
+    """Whether somebody said what it expects; without a record its size is a guess."""
+    return model.origin is not None and (any(model.spec.mean) or "trimtab" in model.origin.provenance)
 
 
 def _named(classes: Any) -> bool:
@@ -242,7 +246,7 @@ def normalisation_flags(columns: Columns) -> Iterator[Flag]:
         before, after = Accuracy.of(asis).value, Accuracy.of(better[name]).value
         how = "in 0..255" if name == "bytes" else name
         saw = f"accuracy rises from {before:.1%} to {after:.1%} with pixels {how}"
-        certain = 1 - after < (1 - before) / 2  # the right pixels would mend as much
+        certain = name == "bytes" or 1 - after < (1 - before) / 2  # the right pixels would mend as much
         yield Flag("normalisation" if certain else "shift", saw, causes[name])
 
 

@@ -139,9 +139,7 @@ def load(
         path = Path(parsed.name).expanduser() if parsed.scheme == "file" else _in_zoo(parsed.name)
         model = _stored(path, parsed.architecture)
     expected = count or stated
-    if (
-        parsed.scheme in ("zoo", "file", "py") and expected
-    ):  # others have as many classes as they were told to
+    if expected and parsed.scheme in ("zoo", "file", "py"):  # others have as many as they were told
         _require_classes(source, _outputs(wrap(model, input)), expected)
     if input is not None and (takes := channels_of(model.net)) not in (None, input.channels):
         raise BadInput(f"{source} takes images with {takes} channels, not {input.channels}")

@@ -19,7 +19,7 @@ from trimtab.norm.audit import Audit, audit
 from trimtab.norm.fold import fold
 from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
-from trimtab.norm.moments import perturb, robust_moments
+from trimtab.norm.moments import blend, perturb, robust_moments
 from trimtab.norm.setting import Moments, Route, Setting, Shift
 from trimtab.norm.state import (
     Snapshot,
@@ -37,16 +37,15 @@ from trimtab.norm.state import (
     start_statistics,
     synchronise,
     thaw,
-    widen,
 )
 from trimtab.norm.steering import Seen, layers, learners, observe, unobserved, use, zero_shifts
 from trimtab.norm.surgery import add_branch, in_force, plan, rebuild, release, settled, steer, steerable
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Seen", "Setting", "Shift", "Snapshot", "Steered",
-    "add_branch", "adopt", "affine_parameters", "audit", "branches", "copied", "fold", "freeze",
+    "add_branch", "adopt", "affine_parameters", "audit", "blend", "branches", "copied", "fold", "freeze",
     "images_for", "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild",
     "recalibrate", "release", "restore", "robust_moments", "running", "settled", "shift_gradients",
     "snapshot", "start_statistics", "steer", "steerable", "swap", "synchronise", "thaw", "unobserved", "use",
-    "widen", "zero_shifts",
+    "zero_shifts",
 ]  # fmt: skip

@@ -120,8 +120,6 @@ def normalise_by(
     """gamma (1 + delta_sigma) (x - (1 + delta_mu) mu) / sigma + beta, for a constant mu and sigma."""
     if shift is not None:
         weight, bias = shifted(mean, (var + eps).sqrt(), weight, bias, shift)
-    elif mean.dtype != x.dtype:
-        weight, bias = (None if half is None else half.to(mean.dtype) for half in (weight, bias))
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
 

@@ -197,18 +197,6 @@ def shift_gradients(model: nn.Module, seen: Seen, gradients: dict[nn.Parameter, 
     return found
 
 
-@torch.no_grad()
-def widen(model: nn.Module) -> nn.Module:
-    """Keep running statistics in float32 or wider, so that small steps are not rounded away."""
-    for layer in steered_layers(model).values():
-        for holder in (layer, *layer.branch_modules.values()):
-            for name in ("running_mean", "running_var"):
-                value = holder._buffers.get(name)
-                if value is not None and value.dtype in (torch.float16, torch.bfloat16):
-                    setattr(holder, name, value.float())
-    return model
-
-
 def start_statistics(model: nn.Module) -> nn.Module:
     """Give layers that keep no running statistics some, as a stock layer starts with."""
     for layer in steered_layers(model).values():

@@ -40,8 +40,7 @@ def local_groups(groups: int, group: Group = None) -> int:
         return groups
     if groups % processes:
         raise BadInput(
-            f"groups must be 1 or a multiple of the {processes} processes when statistics are "
-            f"synchronised, found {groups}"
+            f"groups must be 1 or a multiple of the {processes} processes that share a batch, found {groups}"
         )
     return groups // processes
 

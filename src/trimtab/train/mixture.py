@@ -88,13 +88,14 @@ class AdvProp(Mixture):
 def ensure_branch(model: nn.Module, branch: str, affine: bool = True, statistics: bool = True) -> nn.Module:
     """Add the branch where there is none; one that an earlier training left is trained on."""
     there = {row["layer"]: row for row in norm.plan(model) if row["name"] == branch}
+    if not norm.layers(model):
+        raise BadInput(f"this model has no batch-norm layer to give a branch {branch!r} to")
+    for name, row in there.items():
+        if (not row["affine_of"], not row["statistics_of"]) != (affine, statistics):
+            raise BadInput(f"{name} has a branch {branch!r} with other halves; name another branch")
     for name, layer in norm.layers(model).items():
         if name not in there:
             norm.add_branch(layer, branch, affine=affine, statistics=statistics)
-        elif (not there[name]["affine_of"], not there[name]["statistics_of"]) != (affine, statistics):
-            raise BadInput(
-                f"{name} has a branch {branch!r} with other halves of its own; name another branch"
-            )
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
 from trimtab.data.sets import ImageSet
+from trimtab.models.pixels import channels_of
 from trimtab.train.recipe import Recipe
 from trimtab.types import BadInput, InputSpec
 
@@ -109,8 +110,11 @@ def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn
     torch.manual_seed(recipe.seed)
     if models.has_record(source):
         made = models.load(source, classes=images.classes)
-        unknown = made.spec == InputSpec(made.spec.size, made.spec.channels)  # pixels as they are
-        return models.wrap(made, replace(made.spec, size=images.spec.size)) if unknown else made
+        if made.spec != InputSpec(made.spec.size, made.spec.channels):
+            return made
+        # Nothing is recorded, so it is given pixels as they are, of these images' size.
+        channels = channels_of(made.net) or images.spec.channels
+        return models.wrap(made, InputSpec(images.spec.size, channels))
     own: dict[str, Any] = {"channels": images.spec.channels} if source.startswith("net:") else {}
     return models.load(source, classes=images.classes, input=images.spec, **own)
 
@@ -118,9 +122,10 @@ def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn
 @torch.no_grad()
 def alike(fabric: Fabric, model: nn.Module) -> nn.Module:
     """The first process's network in all of them: each may have made its own."""
-    if fabric.world_size > 1:
-        for value in model.state_dict().values():
-            value.copy_(fabric.broadcast(value))
+    for value in (*model.parameters(), *model.buffers()) if fabric.world_size > 1 else ():
+        first = value.contiguous()
+        torch.distributed.broadcast(first, 0)
+        value.copy_(first)
     return model
 
 
