@@ -1,5 +1,8 @@
 import os
+import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trimtab.data import ImageSet, as_set, load
+from trimtab.data import ImageSet, Loader, as_set, load
 from trimtab.data.sets import from_arrays
 from trimtab.types import BadInput
 
@@ -66,6 +69,40 @@ class Told(TensorDataset):
 def test_labels_and_digest_are_read_by_the_loaders_workers() -> None:
     loader = DataLoader(Told(PIXELS, LABELS), batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert os.getpid() % 1000 not in as_set(loader).labels.tolist()
+
+
+class Noisy(TensorDataset):
+    """Pixels that its own dataset draws, by all three generators that people use."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = torch.tensor([float(torch.rand(())), np.random.rand(), random.random()])  # noqa: NPY002
+        return drawn.view(3, 1, 1).expand(3, 8, 8).clone(), self.tensors[1][i]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_dataset_draws_depends_on_seed_epoch_and_image_alone(workers: int) -> None:
+    how: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    images = as_set(DataLoader(Noisy(PIXELS, LABELS), batch_size=4, **how))
+
+    def drawn(epoch: int, size: int = 5, start: int = 0) -> dict[int, float]:
+        batches = list(Loader(images, size, seed=3).at(epoch, start))
+        return {int(i): float(x.sum()) for batch in batches for i, x in zip(batch.ids, batch.x, strict=True)}
+
+    first = drawn(1)
+    torch.manual_seed(9)
+    assert drawn(1) == first
+    assert drawn(1, size=7) == first
+    assert drawn(1, start=2) == {i: first[i] for i in drawn(1, start=2)}
+    assert all(drawn(2)[i] != value for i, value in first.items())
+    evaluated = [torch.cat([batch.x for batch in images.batches(size)]) for size in (4, 9)]
+    assert torch.equal(*evaluated)
+    assert len(set(first.values())) == 23
+
+
+def test_a_part_of_a_loader_knows_all_classes() -> None:
+    images = as_set(DataLoader(TensorDataset(PIXELS, torch.arange(23)), batch_size=4))
+    assert len(images.subset(slice(0, 9)).classes) == 23
+    assert len(images.subset(slice(0, 9)).subset([1, 2]).classes) == 23
 
 
 def test_a_samplers_choice_of_images_is_kept() -> None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,12 +21,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trimtab import models, norm, train
 from trimtab.attacks import FGSM, PGD, AutoAttack, Linf
+from trimtab.data import Loader
 from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
+from trimtab.train.adversarial import spread
 from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
 from trimtab.train.start import network, training_sets
+from trimtab.train.validate import _share
 from trimtab.types import BadInput, InputSpec
 
 CLASSES = 4
@@ -317,9 +321,12 @@ def test_the_best_network_by_robust_accuracy_is_the_result(tmp_path: Path) -> No
         validation=Validation(attack=attack, choose="robust", patience=2),
         optimiser=Optimiser(lr=0.05, weight_decay=0.0),
     )
-    run = train.fit(tiny(), images(), how, tmp_path / "run", [ruin])
+    ends: list[int] = []
+    note = [ruin, lambda event: ends.append(event.epoch) if event.kind == "end" else None]
+    run = train.fit(tiny(), images(), how, tmp_path / "run", note)
     rows = run.metrics()
     assert len(rows) == 3  # two without a better one, then it stops
+    assert ends == [2]
     assert rows[0]["robust"] > max(row["robust"] for row in rows[1:])
     assert all(row["extra"] == 1.0 for row in rows)
     assert same(state(run), kept[0])
@@ -475,13 +482,54 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
 
 def stopped(folder: Path, data: object) -> None:
     """A run that was killed after its second step."""
-
-    def stop(event: train.Event) -> None:
-        if event.kind == "step" and event.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(train.Stopped):
-        train.fit(tiny(), data, recipe(), folder, [stop])
+        train.fit(tiny(), data, recipe(), folder, [after_two_steps])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": Schedule(kind="step", milestones=(1,))},
+        {"optimiser": Optimiser(lr=1)},
+        {"objective": train.SAM(rho=1)},
+        {"clip": 1},
+    ],
+)
+def test_a_run_begun_with_whole_numbers_goes_on(changes: dict[str, Any], tmp_path: Path) -> None:
+    how = recipe(**changes)
+    with pytest.raises(train.Stopped):
+        train.fit(tiny(), images(), how, tmp_path / "run", [after_two_steps])
+    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
+
+
+def after_two_steps(event: train.Event) -> None:
+    if event.kind == "step" and event.step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_dataset_that_draws_by_itself_gives_the_same_network_again(tmp_path: Path) -> None:
+    again = []
+    for number in range(3):
+        torch.manual_seed(number)
+        net = nn.Sequential(tiny(), nn.Dropout(0.2))
+        again.append(state(train.fit(net, Flipped(images()), recipe(), tmp_path / str(number))))
+    assert same(again[0], again[1])
+    assert same(again[0], again[2])
+
+
+def test_crops_are_of_whole_pictures_however_small_the_folder(tmp_path: Path) -> None:
+    """Pictures with a red, a green and a blue third: their centre is green."""
+    thirds = torch.zeros(16, 48, 3, dtype=torch.uint8)
+    for third in range(3):
+        thirds[:, 16 * third : 16 * (third + 1), third] = 255
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(8):
+            Image.fromarray(thirds.numpy()).save(tmp_path / label / f"{number}.png")
+    how = recipe(data=Data(f"folder:{tmp_path}@16", ("random-resized-crop",), validation=0))
+    train_set, _ = training_sets(None, how)
+    pixels = torch.cat([batch.x for batch in Loader(train_set, 8, how.data.augment)])
+    assert all(share > 0.05 for share in pixels.mean((0, 2, 3)).tolist())
 
 
 def in_a_folder(root: Path, given: ImageSet) -> FolderSet:
@@ -580,6 +628,34 @@ def test_the_plan_counts_passes_and_steps() -> None:
     assert "x standard training" in str(plan)
 
 
+def test_parts_of_a_batch_are_planned_as_they_are_trained() -> None:
+    how = recipe(objective=train.Apart(groups=6), batch_size=24, accumulate=2)
+    assert train.plan(tiny(), images(), how, rounds=1).passes == (2, 2)
+
+
+def test_a_process_without_a_held_out_image_has_nothing_to_add() -> None:
+    few = images().subset(slice(0, 1))
+    counts = [
+        sum(len(batch.y) for batch in _share(SimpleNamespace(global_rank=rank, world_size=2), few))  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+    assert counts == [1, 0]
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.6, 1.0])
+def test_processes_choose_the_clean_images_that_one_would(share: float) -> None:
+    whole = spread(256, share).tolist()
+    parts = [(spread(32, share, 32 * rank) + 32 * rank).tolist() for rank in range(8)]
+    assert [one for part in parts for one in part] == whole
+    assert len(whole) == int(256 * share + 1e-9)
+
+
+def test_a_batch_with_no_clean_image_keeps_the_whole_adversarial_loss() -> None:
+    batch = images(8).take(torch.arange(8))
+    parts = train.Adversarial(FGSM(Linf("2/255")), clean=0.05, alpha=0.5)(tiny(), batch.x, batch.y)
+    assert float(parts["loss"]) == float(parts["adv"])
+
+
 class Counted(nn.Module):
     """Counts images in a list that every copy of the network shares."""
 
@@ -593,8 +669,8 @@ class Counted(nn.Module):
 def test_passes_are_counted_as_they_run() -> None:
     net, batch = nn.Sequential(Counted(), tiny()), images(48)
     x = batch.take(torch.arange(48)).x
-    for attack in (PGD(steps=7), PGD(steps=3, restarts=2)):
-        objective = train.Adversarial(attack)
+    attacked = [train.Adversarial(attack) for attack in (PGD(steps=7), PGD(steps=3, restarts=2))]
+    for objective in (*attacked, train.SAM(inner=attacked[0]), train.SAM(inner=train.SAM(inner=attacked[0]))):
         Counted.seen.clear()
         objective(objective.prepare(net), x, batch.labels)
         assert sum(Counted.seen) / 48 == pytest.approx(objective.passes(48).forward, abs=0.2)
@@ -608,6 +684,7 @@ def test_passes_add_up() -> None:
     assert train.Mixture(attack).passes(128) == (9, 9)
     inner = train.Adversarial(attack)
     assert train.SAM(inner=inner).passes(128) == (7 + 2, 7 + 2)  # attacked once
+    assert train.SAM(inner=train.SAM(inner=inner)).passes(128) == (7 + 4, 7 + 4)
     assert replace(inner, clean=1.0).passes(128) == (9, 9)
 
 

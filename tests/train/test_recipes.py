@@ -16,6 +16,7 @@ from trimtab import attacks, models, train
 from trimtab.data import augment
 from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.recipe import (
+    OBJECTIVES,
     Data,
     Norm,
     Optimiser,
@@ -223,7 +224,7 @@ def test_defaults_are_finite_and_frozen() -> None:
         ({"objective": train.Apart(samples=6), "accumulate": 4}, "samples=6 cannot be shared out among 4"),
         ({"objective": train.Apart(samples=32)}, "over 32 of the batch's images, .* only 16"),
         ({"objective": train.SAM(inner=train.Apart(groups=5))}, "16 images cannot be split into 5"),
-        ({"objective": train.Standard(label_smoothing=1.5)}, "label_smoothing is a share"),
+        ({"objective": train.SAM(inner=train.AdvBN()), "compile": "inductor"}, "leave compile out"),
         ({"schedule": Schedule(kind="step", milestones=(5, 15))}, "within the 10 epochs, found 5, 15"),
         ({"schedule": Schedule(warmup=10)}, "takes all 10 of them"),
         (
@@ -237,6 +238,16 @@ def test_defaults_are_finite_and_frozen() -> None:
 def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         Recipe(batch_size=16, **changes)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OBJECTIVES.values() if kind is not train.SAM])
+def test_a_share_that_cannot_be_is_refused_by_every_objective(kind: type) -> None:
+    with pytest.raises(BadInput, match="label_smoothing is a share"):
+        kind(label_smoothing=1.5)
+
+
+def test_a_list_of_augmentations_is_as_good_as_a_tuple() -> None:
+    assert Data(augment=["flip"]) == Data(augment=("flip",))  # type: ignore[arg-type]
 
 
 def test_overrides_do_not_undo_one_another() -> None:

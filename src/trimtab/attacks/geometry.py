@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab import draws
+from trimtab.norm.moments import widest
 from trimtab.types import Budget, Linf
 
 LARGE = 16_384
@@ -26,9 +27,8 @@ def norms(x: Tensor) -> Tensor:
 def _l2(x: Tensor) -> Tensor:
     """Of large images in double precision: in single, the sum of so many squares is off by more than a budget
     allows."""
-    wide = x[:1].numel() > LARGE and x.device.type != "mps"
-    flat = x.flatten(1)
-    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64 if wide else None).to(x.dtype)
+    wide = widest(x.device) if x[:1].numel() > LARGE else None
+    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=wide).to(x.dtype)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -2,13 +2,17 @@
 
 A DataLoader over an indexable dataset stays lazy: its images are read in the dataset's order, whatever its
 sampler's order is, with its collation and its workers. So ids are the dataset's indices, batches can have any
-size, and nothing is shuffled, dropped or read twice. Pixels must be uint8, or float in [0, 1].
+size, and nothing is shuffled, dropped or read twice. What a dataset chooses at random by itself depends on a
+seed and the image alone: the same for every reading, another one in every epoch of training. Pixels must be
+uint8, or float in [0, 1].
 """
 
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -17,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from trimtab import draws
 from trimtab.data.load import load
 from trimtab.data.sets import (
     Batch,
@@ -66,25 +71,30 @@ class DataLoaderSet(Images):
     ids: Tensor
     """Indices in the dataset."""
     name: str
+    whole: DataLoaderSet | None = None
+    """The set that this is a part of."""
 
     def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        dataset = self.loader.dataset
+        dataset = Drawn(self.loader.dataset)
         return self._checked(self._collated([dataset[i] for i in self.ids[positions].tolist()]))
 
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
-        parts = spans(len(self), size, start)
-        for part, (pixels, y) in zip(parts, self._read(size, start), strict=True):
-            yield Batch(as_float(pixels), y, self.ids[part])
-
-    def _read(self, size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `raw`, one batch after the other, by the loader's own workers."""
-        chosen = Subset(self.loader.dataset, self.ids[start:].tolist())
-        workers, own = (
-            self.loader.num_workers,
-            torch.Generator(),
-        )  # or iterating would draw from the global one
-        again = DataLoader(chosen, size, num_workers=workers, collate_fn=self._collated, generator=own)
+    def streamed(self, parts: Iterable[Tensor], seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """`raw` of one part after the other, by the loader's own workers."""
+        again = DataLoader(
+            Drawn(self.loader.dataset, seed),
+            batch_sampler=[self.ids[part].tolist() for part in parts],
+            num_workers=self.loader.num_workers,
+            collate_fn=self._collated,
+            worker_init_fn=self.loader.worker_init_fn,
+            multiprocessing_context=self.loader.multiprocessing_context,
+            generator=torch.Generator(),  # or iterating would draw from the global one
+        )
         return map(self._checked, again)
+
+    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+        parts = list(spans(len(self), size, start))
+        for part, (pixels, y) in zip(parts, self.streamed(parts), strict=True):
+            yield Batch(as_float(pixels), y, self.ids[part])
 
     def _collated(self, images: list[Any]) -> Any:
         alone = self.loader.batch_sampler is None  # it hands out single images, as they are
@@ -104,7 +114,7 @@ class DataLoaderSet(Images):
         return x.permute(0, 2, 3, 1), y
 
     def subset(self, which: Which) -> DataLoaderSet:
-        return replace(self, ids=self.ids[positions_of(which, len(self))])
+        return replace(self, ids=self.ids[positions_of(which, len(self))], whole=self.whole or self)
 
     @cached_property
     def labels(self) -> Tensor:  # type: ignore[override]
@@ -119,7 +129,7 @@ class DataLoaderSet(Images):
         named = getattr(self.loader.dataset, "classes", None)
         if isinstance(named, list | tuple) and all(isinstance(one, str) for one in named):
             return tuple(named)
-        return tuple(str(c) for c in range(int(self.labels.max()) + 1))
+        return self.whole.classes if self.whole else tuple(map(str, range(int(self.labels.max()) + 1)))
 
     @cached_property
     def spec(self) -> InputSpec:  # type: ignore[override]
@@ -135,7 +145,7 @@ class DataLoaderSet(Images):
         labels: list[Tensor] = []
 
         def parts() -> Iterator[Tensor]:
-            for pixels, y in self._read(256):
+            for pixels, y in self.streamed(list(spans(len(self), 256))):
                 labels.append(y)
                 yield pixels
             yield torch.cat(labels)
@@ -143,6 +153,34 @@ class DataLoaderSet(Images):
 
         digest = content_digest((len(self), *self.raw(torch.tensor([0]))[0].shape[1:]), parts())
         return torch.cat(labels), digest
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Dataset):
+    """A dataset whose own random choices are a function of a seed and the image's index."""
+
+    dataset: Any
+    seed: int = 0
+
+    def __getitem__(self, index: int) -> Any:
+        with _chance(draws.key(self.seed, index)):
+            return self.dataset[index]
+
+
+@contextmanager
+def _chance(seed: int) -> Iterator[None]:
+    """Seed what datasets draw from (torch, NumPy, Python), and leave it as it was."""
+    source, numpys, pythons = torch.default_generator, np.random.get_state(), random.getstate()  # noqa: NPY002
+    before = source.get_state()
+    try:
+        source.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        yield
+    finally:
+        source.set_state(before)
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)
 
 
 def _drawn(loader: DataLoader) -> Tensor:

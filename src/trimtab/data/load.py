@@ -45,8 +45,12 @@ NAMES = (
 )
 
 
-def load(name: str, split: str = "test", root: str | Path | None = None) -> Images:
-    """The set that a name means; `root` is where fetched sets lie."""
+def load(name: str, split: str = "test", root: str | Path | None = None, decoded: bool = True) -> Images:
+    """The set that a name means; `root` is where fetched sets lie.
+
+    A small image folder is `decoded` into memory, each picture cut to its size; else its files are read when
+    they are needed, and augmentation sees whole pictures.
+    """
     if "\0" in name + split:
         raise BadInput(f"no data set is called {name!r}: it holds a null byte")
     kind, colon, rest = name.partition(":")
@@ -58,7 +62,7 @@ def load(name: str, split: str = "test", root: str | Path | None = None) -> Imag
         case _ if kind in PUBLISHED and not colon:
             return fetched(kind, split, root)
         case "folder" if rest:
-            return _folder(*_sized(rest), split)
+            return _folder(*_sized(rest), split, decoded)
         case "imagenet" if rest:
             return _imagenet(*_sized(rest), split)
         case "imagenet-c" if rest:
@@ -79,14 +83,14 @@ def _two_cue(cue: str) -> TwoCue:
     return made[cue]
 
 
-def _folder(path: Path, size: int | None, split: str) -> Images:
+def _folder(path: Path, size: int | None, split: str, decoded: bool) -> Images:
     root = _split_of(path, split, TEST)
     # Where there are training images, theirs are the classes, even if the test images show only some of them.
     train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
     classes = None if train == root else sorted(set(list_images(train)[1]))
     images = open_folder(root, path.resolve().name, classes, size, resize=size)
     bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
-    return images.in_memory() if bytes_needed <= IN_MEMORY else images
+    return images.in_memory() if decoded and bytes_needed <= IN_MEMORY else images
 
 
 def _imagenet(path: Path, size: int | None, split: str) -> FolderSet:

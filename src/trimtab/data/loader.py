@@ -8,15 +8,15 @@ exactly as it would have: a loader's state is two integers, `epoch` and `start` 
     for x, y, ids in loader.at(epoch=3, start=17): ...
 
 With several processes each takes its contiguous part of every *global* batch, partners for mixing included:
-together they see exactly what one would. Sets that stream are read ahead in a thread.
+together they see exactly what one would. Folders are read ahead in a thread, a DataLoader's images by its own
+workers, with random choices of their dataset that depend on (seed, epoch, image) alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab import draws
+from trimtab.data.adapters import DataLoaderSet
 from trimtab.data.augment import PAIRS, RESIZED_CROP, SINGLE, boxes, parsed
 from trimtab.data.folder import FolderSet, ahead
-from trimtab.data.sets import Batch, Images, ImageSet, as_float
+from trimtab.data.sets import Batch, Images, as_float
 from trimtab.types import BadInput
 
 _ORDER, _SINGLE, _PAIRS = range(3)  # what the draws are for
@@ -73,28 +74,40 @@ class Loader:
         n = len(self.images)
         key = draws.key(_ORDER, self.epoch)
         order = draws.permutation(n, self.seed, key) if self.shuffle else torch.arange(n)
-        calls = (
-            partial(self._batch, batch, order[batch * self.batch_size :][: self.batch_size])
-            for batch in range(self.start, len(self))
-        )
-        if isinstance(self.images, ImageSet):
-            return (call() for call in calls)
-        return ahead(calls)
+        batches = range(self.start, len(self))
+        parts = [self._part(order[batch * self.batch_size :][: self.batch_size]) for batch in batches]
+        if isinstance(self.images, DataLoaderSet):
+            streamed = self.images.streamed(parts, draws.key(self.seed, self.epoch))
+            return (self._batch(*one) for one in zip(batches, parts, map(_known, streamed), strict=True))
+        reads = (partial(self._read, positions) for positions in parts)
+        calls = (partial(self._batch, *one) for one in zip(batches, parts, reads, strict=True))
+        return ahead(calls) if isinstance(self.images, FolderSet) else (call() for call in calls)
 
-    def _batch(self, batch: int, whole: Tensor) -> Batch:
-        """This process's part of the batch of these positions."""
+    def _part(self, whole: Tensor) -> Tensor:
+        """This process's positions among those of a batch, and a partner for the last if images are mixed."""
+        n, mixed = len(whole), bool(parsed(self.augment)[1])
+        part = torch.arange(n * self.rank // self.world, n * (self.rank + 1) // self.world + mixed)
+        return whole[part % n]  # each image's partner follows it, the first one's precedes the last
+
+    @property
+    def _crops(self) -> float | None:
+        """The strength of crops of whole pictures, which only their files hold; none if there are none."""
+        singles = parsed(self.augment)[0]
+        whole = isinstance(self.images, FolderSet) and singles and singles[0][0] == RESIZED_CROP
+        return singles[0][1] if whole else None
+
+    def _read(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self._crops is None or not isinstance(self.images, FolderSet):
+            return self.images.raw(positions)
+        chance = partial(self._scalars, self.images.ids[positions], 0)
+        return self.images.cropped(positions, partial(boxes, self._crops, chance))
+
+    def _batch(self, batch: int, positions: Tensor, read: Callable[[], tuple[Tensor, Tensor]]) -> Batch:
+        """The images at these positions, augmented and mixed."""
         singles, pairs = parsed(self.augment)
-        n = len(whole)
-        part = torch.arange(n * self.rank // self.world, n * (self.rank + 1) // self.world + bool(pairs))
-        positions = whole[part % n]  # each image's partner follows it, the first one's precedes the last
         ids = self.images.ids[positions]
-        cropped = isinstance(self.images, FolderSet) and singles and singles[0][0] == RESIZED_CROP
-        if cropped:  # of the whole pictures, which only their files hold
-            parts = partial(boxes, singles[0][1], partial(self._scalars, ids, 0))
-            pixels, y = cast(FolderSet, self.images).cropped(positions, parts)
-        else:
-            pixels, y = self.images.raw(positions)
-        for place, (name, strength) in list(enumerate(singles))[bool(cropped) :]:
+        pixels, y = read()
+        for place, (name, strength) in list(enumerate(singles))[self._crops is not None :]:
             pixels = SINGLE[name][0](pixels, strength, partial(self._scalars, ids, place))
         x = as_float(pixels)
         if pairs:
@@ -113,3 +126,7 @@ class Loader:
         x, weight = PAIRS[name][0](x[:-1], x[1:], generator.beta(alpha, alpha), generator)
         labels = F.one_hot(y, len(self.images.classes)).float()
         return x, weight * labels[:-1] + (1 - weight) * labels[1:]
+
+
+def _known(read: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: read

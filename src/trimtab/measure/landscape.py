@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.attacks.base import check_pairs
+from trimtab.norm.moments import widest
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
 
@@ -87,4 +88,4 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    return float(torch.stack([t.double().square().sum() for t in tensors]).sum().sqrt())
+    return float(torch.stack([t.to(widest(t.device)).square().sum() for t in tensors]).sum().sqrt())

@@ -25,6 +25,7 @@ from trimtab.attacks import FGSM, PGD, Linf
 from trimtab.attacks.base import Attack, check_images, check_labels
 from trimtab.attacks.guard import couples_batch, fast, guard
 from trimtab.attacks.pgd import gradient
+from trimtab.norm.moments import widest
 from trimtab.types import BadInput, number
 
 PROBES = ("gaussian", "uniform", "fgsm", "pgd")
@@ -43,7 +44,7 @@ def ligs(
     """cos(grad l(x, y), grad l(x + nu, y)) for each image; the model is left as it was."""
     check_images(x, y)
     if len(x) == 0:
-        return torch.zeros(0, dtype=torch.float64, device=x.device)
+        return torch.zeros(0, dtype=widest(x.device), device=x.device)
     step = _step(model, x, y, probe, number(size), seed, draws.ids_of(x, ids))
     with guard(model):
         said = check_labels(model, x, y)
@@ -60,8 +61,8 @@ def input_gradient(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Of each image, in float64; NaN where one of them is zero."""
-    a, b = a.flatten(1).double(), b.flatten(1).double()
+    """Of each image, in float64 where there is one; NaN where one of them is zero."""
+    a, b = (one.flatten(1).to(widest(one.device)) for one in (a, b))
     return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
 
 
@@ -90,7 +91,7 @@ class Average:
     @classmethod
     def of(cls, values: Tensor) -> Average:
         finite = values[values.isfinite()]
-        return cls(float(finite.double().sum()), len(finite), len(values) - len(finite))
+        return cls(float(finite.to(widest(finite.device)).sum()), len(finite), len(values) - len(finite))
 
     def __add__(self, other: Average) -> Average:
         return Average(self.total + other.total, self.count + other.count, self.left_out + other.left_out)

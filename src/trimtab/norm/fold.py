@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from trimtab.copies import duplicate, untouched
 from trimtab.norm.layer import Steered, after, understood
+from trimtab.norm.moments import widest
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
 from trimtab.norm.surgery import is_batch_norm
@@ -144,7 +145,7 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
     if isinstance(norm, Steered):
         branch = str(norm.setting.branch or MAIN)
         statistics, affine = norm.statistics_holder(branch), norm.affine_holder(branch)
-    wide = torch.float64 if conv.weight.device.type != "mps" else torch.float32
+    wide = widest(conv.weight.device)
     scale = (statistics.running_var.to(wide) + norm.eps).rsqrt()
     if affine.weight is not None:
         scale = scale * affine.weight.to(wide)

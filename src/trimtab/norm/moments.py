@@ -16,6 +16,11 @@ from trimtab.norm.setting import Moments, Shift
 from trimtab.types import BadInput
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """What sums are taken in: float64, where there is one. Apple's GPUs have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def moments(x: Tensor) -> Moments:
     """Mean and biased variance of each channel of x (N, C, ...), in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()

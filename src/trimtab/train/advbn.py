@@ -31,7 +31,7 @@ from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut, same_in_both_modes
 from trimtab.norm.steering import innermost
-from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
+from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, cross_entropy
 from trimtab.train.mixture import ensure_branch, require_branch
 from trimtab.train.processes import average
 from trimtab.types import BadInput
@@ -64,6 +64,7 @@ class AdvBN(Objective):
     )
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         if self.eps < 0 or self.steps < 0 or self.step_size < 0:
             found = f"{self.eps}, {self.steps}, {self.step_size}"
             raise BadInput(f"eps, steps and step_size must not be negative, found {found}")
@@ -94,7 +95,12 @@ class AdvBN(Objective):
             front.requires_grad_(False)
         return model
 
+    def check(self, batch: int, running: bool, compiled: bool) -> None:
+        if compiled:
+            raise BadInput("AdvBN runs a network in two halves of its own making; leave compile out")
+
     def passes(self, batch: int) -> Passes:
+        """At most: all but one forward pass are of the tail, and a frozen front has no backward pass."""
         steps = self.steps if self.attack == "ascent" else 0
         return Passes(2 + steps, 2 + steps)
 

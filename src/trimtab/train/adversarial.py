@@ -8,8 +8,9 @@ ALP       adversarial logit pairing (Kannan et al. 2018): plus w times the mean 
           between the logits of an image and of its adversarial twin, over the pairs in the batch
 Norm      the attack sees running statistics that do not learn; the training pass turns nothing
 Cost      the attack's passes, and one forward and backward pass over (1 + k) N images
-Changed   clean images are spread evenly over the batch, so that their choice does not depend on the number
-          of processes; the attack on a mixed label takes the class with the larger share
+Changed   clean images are spread evenly over the whole batch, so that their choice does not depend on the
+          number of processes (parts of an accumulated batch choose by themselves); the attack on a mixed
+          label takes the class with the larger share
 Beware    with k > 0 and batch norm the network may lose robustness against long attacks: that is the
           finding of the paper, see `Mixture`. ALP can mask gradients (Engstrom et al. 2018).
 """
@@ -24,7 +25,17 @@ import torch
 from torch import Tensor
 
 from trimtab.attacks import PGD, Linf
-from trimtab.train.base import Objective, Parts, Passes, Step, attack_passes, attacked, cross_entropy
+from trimtab.train.base import (
+    Objective,
+    Parts,
+    Passes,
+    Step,
+    attack_passes,
+    attacked,
+    check_smoothing,
+    cross_entropy,
+)
+from trimtab.train.processes import rank
 from trimtab.types import BadInput
 
 
@@ -42,6 +53,7 @@ class Adversarial(Objective):
     """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         if not 0 <= self.clean <= 1:
             raise BadInput(f"clean is a share between 0 and 1, found {self.clean}")
         if self.clean == 0 and (self.alp or self.alpha):
@@ -49,11 +61,14 @@ class Adversarial(Objective):
         check_weights(self.alpha, self.alp)
 
     def passes(self, batch: int) -> Passes:
-        return attack_passes(self.attack).plus(1 + self.clean)
+        return self.crafting().plus(1 + self.clean)
+
+    def crafting(self) -> Passes:
+        return attack_passes(self.attack)
 
     def run(self, step: Step) -> Parts:
         twins = attacked(self.attack, step)
-        kept = spread(len(step.x), self.clean).to(step.x.device)
+        kept = spread(len(step.x), self.clean, rank() * len(step.x)).to(step.x.device)
         logits = step.model(torch.cat([step.x[kept], twins]))
         z_clean, z_adv = logits.split([len(kept), len(twins)])
         parts = {"adv": cross_entropy(z_adv, step.y, self.label_smoothing)}
@@ -61,7 +76,7 @@ class Adversarial(Objective):
             parts["clean"] = cross_entropy(z_clean, step.y[kept], self.label_smoothing)
         if self.alp and len(kept):
             parts["alp"] = pairing(z_clean, z_adv[kept])
-        share = len(kept) / len(logits) if self.alpha is None else self.alpha
+        share = len(kept) / len(logits) if self.alpha is None or not len(kept) else self.alpha
         return descend(step, parts, share, self.alp)
 
 
@@ -81,9 +96,9 @@ def pairing(z_clean: Tensor, z_adv: Tensor) -> Tensor:
     return (z_clean - z_adv).square().mean()
 
 
-def spread(n: int, share: float) -> Tensor:
-    """Which `share` of n rows, evenly spaced: equal parts of a batch keep equal shares."""
-    reached = (torch.arange(n + 1, dtype=torch.float64) * share + 1e-9).floor()
+def spread(n: int, share: float, first: int = 0) -> Tensor:
+    """Which of n rows, if a `share` of all are evenly spaced and these begin with the `first`."""
+    reached = (torch.arange(first, first + n + 1, dtype=torch.float64) * share + 1e-9).floor()
     return (reached.diff() > 0).nonzero().flatten()
 
 

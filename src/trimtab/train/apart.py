@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from trimtab import draws, norm
 from trimtab.attacks import RandomSign
 from trimtab.norm.synchronise import local_groups, world_size
-from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy
+from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, cross_entropy
 from trimtab.train.processes import gather, rank
 from trimtab.train.two_player import Attacker, climb_weights, play
 from trimtab.types import BadInput
@@ -58,6 +58,7 @@ class Apart(Objective):
     reads_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         if self.eps < 0 or (self.sam_rho or 0) < 0:
             raise BadInput(f"radii must not be negative, found eps={self.eps}, sam_rho={self.sam_rho}")
         if self.groups < 1 or (self.samples is not None and self.samples < self.groups):
@@ -76,6 +77,11 @@ class Apart(Objective):
             )
         groups, samples = max(self.groups // parts, 1), self.samples and self.samples // parts
         return replace(self, groups=groups, samples=samples)
+
+    def check(self, batch: int, running: bool, compiled: bool) -> None:
+        self.images(batch)
+        if running:
+            raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
 
     def images(self, batch: int) -> int:
         """N of a batch of so many images, if the batch has them and the groups come out even."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch.nn.functional as F
@@ -38,6 +38,10 @@ class Passes(NamedTuple):
         """With so many forward and backward passes more."""
         return Passes(self.forward + both, self.backward + both)
 
+    def twice_but(self, once: Passes) -> Passes:
+        """Two times, apart from what is done only once."""
+        return Passes(2 * self.forward - once.forward, 2 * self.backward - once.backward)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -50,6 +54,8 @@ class Step:
     backward: Backward
     seed: int
     ids: list[int]
+    crafted: dict[int, Tensor] = field(default_factory=dict)
+    """The images of each attack: one that wraps another objective runs it twice, and attacks once."""
 
     @property
     def bare(self) -> nn.Module:
@@ -80,9 +86,16 @@ class Objective:
         """This objective and those that it wraps."""
         yield self
 
+    def check(self, batch: int, running: bool, compiled: bool) -> None:
+        """Refuse what it does not go with: the size of a batch, running statistics, a compiled model."""
+
     def passes(self, batch: int) -> Passes:
         """The cost of a call with a batch of so many images."""
         return Passes(1, 1)
+
+    def crafting(self) -> Passes:
+        """How much of it makes adversarial images."""
+        return Passes(0, 0)
 
     def __call__(
         self,
@@ -116,10 +129,11 @@ def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def attacked(attack: Any, step: Step) -> Tensor:
-    """Adversarial images from any callable (model, x, y) -> x_adv, crafted on the network itself."""
-    if isinstance(attack, attacks.Attack):
-        return attack(step.bare, step.x, step.labels, seed=step.seed, ids=step.ids)
-    return attack(step.bare, step.x, step.labels)
+    """Adversarial images from any callable (model, x, y) -> x_adv, crafted on the network itself, once."""
+    if id(attack) not in step.crafted:
+        own = {"seed": step.seed, "ids": step.ids} if isinstance(attack, attacks.Attack) else {}
+        step.crafted[id(attack)] = attack(step.bare, step.x, step.labels, **own)
+    return step.crafted[id(attack)]
 
 
 def attack_passes(attack: Any) -> Passes:
@@ -128,6 +142,11 @@ def attack_passes(attack: Any) -> Passes:
         3 * restarts - 2 if restarts > 1 else 0
     )  # one at the end of each, two to compare it with the worst
     return Passes(steps * restarts + looks, steps * restarts)
+
+
+def check_smoothing(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise BadInput(f"label_smoothing is a share between 0 and 1, found {share:g}")
 
 
 def quiet(model: nn.Module) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimtab import draws
-from trimtab.train.base import Objective, Parts, Step, cross_entropy
+from trimtab.train.base import Objective, Parts, Step, check_smoothing, cross_entropy
 from trimtab.types import BadInput, number
 
 _NOISE = 11  # what the random draw is for
@@ -27,6 +27,7 @@ class Gaussian(Objective):
     """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         object.__setattr__(self, "sigma", number(self.sigma))
         if float(self.sigma) < 0:
             raise BadInput(f"a deviation must not be negative, found sigma={self.sigma}")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab import draws
-from trimtab.train.base import Objective, Parts, Passes, Step, cross_entropy, quiet
+from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, cross_entropy, quiet
 from trimtab.types import BadInput, number
 
 _PROBE = 13  # what the random draw is for
@@ -34,6 +34,7 @@ class LIGS(Objective):
     """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         object.__setattr__(self, "size", number(self.size))
         if self.weight < 0 or float(self.size) < 0:
             raise BadInput(f"weight and size must not be negative, found {self.weight} and {self.size}")

@@ -12,28 +12,23 @@ repeats the uninterrupted one bit for bit (but for fp16, whose loss scale starts
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from trimtab import draws, norm
-from trimtab.data import Batch, Images
-from trimtab.data.loader import Loader
+from trimtab.data import Batch
+from trimtab.norm.moments import widest
 from trimtab.train import checkpoint, runs
-from trimtab.train.base import Objective
 from trimtab.train.checkpoint import Progress
+from trimtab.train.ema import average_of, chosen, follow, result_of
 from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.processes import average, companions
 from trimtab.train.recipe import Recipe, read_recipe
@@ -41,10 +36,8 @@ from trimtab.train.runs import Run
 from trimtab.train.start import Engine, alike, fingerprint, loader_for, network, prepared, training_sets
 from trimtab.train.validate import validate
 from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
+from trimtab.train.work import Work, norm_policy, parts_of
 from trimtab.types import BadInput
-
-RECALIBRATION = 32
-"""Batches from which an averaged network's norm statistics are estimated."""
 
 
 def fit(
@@ -64,6 +57,7 @@ def fit(
         recipe = replace(recipe, model=model)
     if isinstance(data, str):
         recipe = replace(recipe, data=replace(recipe.data, name=data))
+    recipe = read_recipe(runs.plain_recipe(recipe))  # as its file says it, which a resumed run goes by
     fabric = (engine or Engine()).start(recipe.precision)
     run = _created(fabric, recipe, folder)
     with torch.random.fork_rng(enabled=True), companions(run.folder):
@@ -112,47 +106,6 @@ def _check_data(run: Run, known: str, found: str) -> None:
         )
 
 
-@dataclass
-class Work:
-    """A run under way: what changes with every step."""
-
-    fabric: Fabric
-    run: Run
-    model: nn.Module
-    optimiser: Optimizer
-    stepper: Any
-    """The optimiser as Fabric steps it."""
-    loader: Loader
-    held_out: Images | None
-    ema: dict[str, Tensor]
-    """The moving average of parameters and statistics, by name; empty if none is kept."""
-    trainable: dict[str, bool]
-    """Which parameters were trainable before the recipe froze some, by name."""
-    progress: Progress
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.run.recipe
-
-    @cached_property
-    def objective(self) -> Objective:
-        """The recipe's, of each part of a batch."""
-        return self.recipe.objective.in_parts(self.recipe.accumulate)
-
-    @property
-    def per_epoch(self) -> int:
-        return len(self.loader)
-
-    @property
-    def total(self) -> int:
-        return self.per_epoch * self.recipe.epochs
-
-    @property
-    def over(self) -> bool:
-        patience = self.recipe.validation.patience
-        return self.progress.step >= self.total or (patience is not None and self.progress.waited >= patience)
-
-
 def _created(fabric: Fabric, recipe: Recipe, folder: str | Path | None) -> Run:
     """The run's folder, made by the first process; if that fails, all of them stop."""
     made: Path | BadInput | None = None
@@ -178,10 +131,7 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     if held_out is not None and branch not in there:
         raise BadInput(f"validation.branch: there is no branch {branch!r}; this model has {', '.join(there)}")
     optimiser = optimiser_for(model.parameters(), recipe.optimiser)
-    ema = {}
-    if recipe.ema is not None:
-        held = model.state_dict().items()
-        ema = {name: t.clone() for name, t in held if t.is_floating_point() and bool(t.isfinite().all())}
+    ema = average_of(model) if recipe.ema is not None else {}
     if recipe.compile is not None:
         if recipe.compile not in torch.compiler.list_backends(exclude_tags=()):
             raise BadInput(f"torch has no compiler {recipe.compile!r}; compile: inductor is the usual one")
@@ -200,11 +150,12 @@ def _train(work: Work, callbacks: Sequence[Callback]) -> Run:
 
 
 def _epochs(work: Work, callbacks: Sequence[Callback]) -> Run:
+    result: nn.Module | None = None
     with signals() as caught:
         while not work.over:
             epoch, done = divmod(work.progress.step, work.per_epoch)
             work.model.train()
-            with _norm_policy(work.recipe, work.model, epoch):
+            with norm_policy(work.recipe, work.model, epoch):
                 for batch in work.loader.at(epoch, done):
                     values = _step(work, batch)
                     _tell(callbacks, "step", work, epoch, values)
@@ -213,10 +164,10 @@ def _epochs(work: Work, callbacks: Sequence[Callback]) -> Run:
                         _stop(work, caught)
                     if within and work.progress.step % (work.recipe.checkpoint_steps or work.total) == 0:
                         _save(work)
-            _end_epoch(work, epoch, callbacks)
+            result = _end_epoch(work, epoch, callbacks)
             if _asked_to_stop(work, caught):
                 _stop(work, caught)
-        return _finish(work, callbacks)
+        return _finish(work, callbacks, result)
 
 
 def _step(work: Work, batch: Batch) -> dict[str, float]:
@@ -234,56 +185,36 @@ def _step(work: Work, batch: Batch) -> dict[str, float]:
         group["lr"] = recipe.optimiser.lr * rate(recipe.schedule, step, work.per_epoch, work.total)
     work.optimiser.zero_grad()
     found = []
-    for x, y, ids in _parts(work, batch):
+    for x, y, ids in parts_of(work, batch):
         with fabric.autocast():
             found.append(work.objective(work.model, x, y, backward, draws.key(recipe.seed, step), ids))
     average([p.grad for p in trained if p.grad is not None])
 
-    means = {name: torch.stack([parts[name].double() for parts in found]).mean() for name in found[0]}
+    wide = widest(work.fabric.device)
+    means = {name: torch.stack([parts[name].to(wide) for parts in found]).mean() for name in found[0]}
     average(list(means.values()))
     losses = {name: float(mean) for name, mean in means.items()}
     if not all(map(math.isfinite, losses.values())):
-        raise _diverged(work, culprit(work.model, _parts(work, batch)[0][0]))
+        raise _diverged(work, culprit(work.model, parts_of(work, batch)[0][0]))
     if recipe.clip is not None:
         fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip, error_if_nonfinite=False)
     work.stepper.step()
     if recipe.ema is not None:
-        _follow(work.ema, work.model, recipe.ema)
+        follow(work.ema, work.model, recipe.ema)
     work.progress.step += 1
     for name, value in losses.items():
         work.progress.sums[name] = work.progress.sums.get(name, 0.0) + value
     return losses
 
 
-def _parts(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The batch where and as wide as the network is, in as many parts as gradients accumulate over."""
-    like = next(work.model.parameters())
-    x = work.fabric.to_device(batch.x).to(like.dtype)
-    y = work.fabric.to_device(batch.y)
-    y = y.to(like.dtype) if y.is_floating_point() else y
-    size = len(x) // work.recipe.accumulate
-    return list(zip(x.split(size), y.split(size), batch.ids.split(size), strict=True))
-
-
-def _norm_policy(recipe: Recipe, model: nn.Module, epoch: int) -> AbstractContextManager[None]:
-    """Running statistics always or in the last epochs, if the recipe says so."""
-    if not _by_running(recipe, epoch) or not norm.layers(model):
-        return nullcontext()
-    return norm.use(model, source="running", update=recipe.norm.running_learn)
-
-
-def _by_running(recipe: Recipe, epoch: int) -> bool:
-    return recipe.norm.frozen or epoch >= recipe.epochs - recipe.norm.running_epochs
-
-
-def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
-    """Validate, write the epoch's line, keep the best network, save."""
+def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> nn.Module:
+    """Validate, write the epoch's line, keep the best network, save; the network as it is now."""
     recipe, progress = work.recipe, work.progress
     row: dict[str, float] = {"epoch": epoch, "step": progress.step}
     for name, total in progress.sums.items():
         row[name if name.endswith("loss") else f"loss_{name}"] = total / work.per_epoch
     progress.sums = {}
-    result = _result(work)
+    result = result_of(work)
     if (epoch + 1) % recipe.validation.every == 0 or progress.step >= work.total:
         row |= validate(work.fabric, result, work.held_out, recipe)
         score = row.get(recipe.validation.choose)
@@ -297,40 +228,7 @@ def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> None:
         progress.metrics_bytes = work.run.add_metrics(row, progress.metrics_bytes)
         progress.metrics_digest = work.run.metrics_digest(progress.metrics_bytes)
     _save(work)
-
-
-def _result(work: Work) -> nn.Module:
-    """The network as it would be handed out now: itself, or its moving average with fresh statistics."""
-    if not work.ema:
-        return work.model
-    result = copy.deepcopy(work.model)
-    with torch.no_grad():
-        for name, value in result.state_dict().items():
-            if name in work.ema:
-                value.copy_(work.ema[name])
-    _recalibrate(work, result)
     return result
-
-
-def _recalibrate(work: Work, result: nn.Module) -> None:
-    """Norm statistics as the plain average over an epoch's first batches, by the objective's own passes.
-
-    So they are those of the clean, noisy or adversarial images that each branch was trained on. What does not
-    learn in training stays here, too.
-    """
-    recipe, epoch = work.recipe, max(0, work.progress.step - 1) // work.per_epoch
-    result.train()
-    with _norm_policy(recipe, result, epoch):
-        learners = norm.learners(result)
-        if not learners:
-            return
-        batches = islice(work.loader.at(epoch, 0), RECALIBRATION)
-        parts = (part for batch in batches for part in _parts(work, batch))
-        for number, (x, y, ids) in enumerate(parts):
-            torch.manual_seed(draws.key(recipe.seed, number, work.fabric.global_rank))  # for drop-out
-            with norm.use(learners, update=1 / (1 + number)), work.fabric.autocast():
-                work.objective(result, x, y, seed=draws.key(recipe.seed, number), ids=ids)
-    result.zero_grad()
 
 
 def _trainable_again(work: Work, model: nn.Module) -> None:
@@ -338,21 +236,11 @@ def _trainable_again(work: Work, model: nn.Module) -> None:
         p.requires_grad_(work.trainable.get(name, True))
 
 
-@torch.no_grad()
-def _follow(ema: dict[str, Tensor], model: nn.Module, decay: float) -> None:
-    for name, value in model.state_dict().items():
-        if name in ema:
-            ema[name].lerp_(value, 1 - decay)
-
-
-def _finish(work: Work, callbacks: Sequence[Callback]) -> Run:
+def _finish(work: Work, callbacks: Sequence[Callback], last: nn.Module | None) -> Run:
     """Choose the result and write it."""
-    model = _result(work)
-    if work.recipe.validation.choose != "last" and work.run.best.exists():
-        checkpoint.load_weights(work.run.best, model)
-    model.eval()
+    model = chosen(work, last).eval()
     _trainable_again(work, model)
-    _tell(callbacks, "end", work, work.recipe.epochs - 1, {}, model)
+    _tell(callbacks, "end", work, work.epoch, {}, model)
     run = Run(work.run.folder, work.recipe, model)
     if work.fabric.is_global_zero:
         run = runs.finish(

@@ -26,7 +26,16 @@ from torch import nn
 from trimtab import norm
 from trimtab.attacks import PGD, Linf
 from trimtab.train.adversarial import check_weights, descend, pairing
-from trimtab.train.base import Objective, Parts, Passes, Step, attack_passes, attacked, cross_entropy
+from trimtab.train.base import (
+    Objective,
+    Parts,
+    Passes,
+    Step,
+    attack_passes,
+    attacked,
+    check_smoothing,
+    cross_entropy,
+)
 from trimtab.types import BadInput
 
 HALVES = ("both", "affine", "statistics")
@@ -48,6 +57,7 @@ class Mixture(Objective):
     """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
         if self.separate not in HALVES:
             raise BadInput(f"separate must be one of {', '.join(HALVES)}, found {self.separate!r}")
         check_weights(self.alpha, self.alp)
@@ -58,7 +68,10 @@ class Mixture(Objective):
         return ensure_branch(model, self.branch, affine=affine, statistics=statistics)
 
     def passes(self, batch: int) -> Passes:
-        return attack_passes(self.attack).plus(2)
+        return self.crafting().plus(2)
+
+    def crafting(self) -> Passes:
+        return attack_passes(self.attack)
 
     def run(self, step: Step) -> Parts:
         require_branch(step.model, self.branch)

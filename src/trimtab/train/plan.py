@@ -57,9 +57,8 @@ def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int =
     batch = train_set.take(torch.arange(recipe.batch_size))
     contestants: list[tuple[Objective, nn.Module]] = []
     each = recipe.objective.in_parts(recipe.accumulate)
-    for objective in (each, Standard()):
-        net = prepared(copy.deepcopy(model), replace(recipe, objective=objective))
-        contestants.append((objective, net.train()))
+    for objective, whole in ((each, recipe), (Standard(), replace(recipe, objective=Standard()))):
+        contestants.append((objective, prepared(copy.deepcopy(model), whole).train()))
     times: list[list[float]] = [[], []]
     for _ in range(rounds + 1):
         for (objective, net), taken in zip(contestants, times, strict=True):

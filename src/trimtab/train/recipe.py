@@ -55,6 +55,7 @@ class Data:
     """Training images held out, the last ones of the set, to choose checkpoints by."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "augment", tuple(self.augment))
         _at_least(0, validation=self.validation)
         _at_least(1, images=self.images)
 
@@ -192,14 +193,9 @@ class Recipe:
             raise BadInput(
                 f"{kind} reads gradients, which fp16 scales; take bf16-mixed or 32-true as precision"
             )
+        running = bool(self.norm.running_epochs) or self.norm.frozen
         for one in self.objective.in_parts(self.accumulate).nested():
-            smoothing = getattr(one, "label_smoothing", 0.0)
-            if not 0 <= smoothing <= 1:
-                raise BadInput(f"label_smoothing is a share between 0 and 1, found {smoothing:g}")
-            if isinstance(one, Apart):
-                one.images(self.batch_size // self.accumulate)  # which refuses what does not fit
-                if self.norm.running_epochs or self.norm.frozen:
-                    raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+            one.check(self.batch_size // self.accumulate, running, self.compile is not None)
         schedule = self.schedule
         if schedule.kind == "step" and any(not 0 < at < self.epochs for at in schedule.milestones):
             listed = ", ".join(f"{at:g}" for at in schedule.milestones)

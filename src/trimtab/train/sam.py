@@ -12,13 +12,13 @@ Beware    over several processes the norm is that of the averaged gradient (not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from trimtab.train.base import Backward, Objective, Parts, Passes, Step, attack_passes, attacked
+from trimtab.train.base import Backward, Objective, Parts, Passes, Step
 from trimtab.train.standard import Standard
 from trimtab.train.two_player import climb_weights, not_last, play
 from trimtab.types import BadInput
@@ -47,17 +47,14 @@ class SAM(Objective):
         yield from self.inner.nested()
 
     def passes(self, batch: int) -> Passes:
-        inner, attack = self.inner.passes(batch), getattr(self.inner, "attack", None)
-        made = attack_passes(attack) if callable(attack) else Passes(0, 0)
-        return Passes(2 * inner.forward - made.forward, 2 * inner.backward - made.backward)
+        return self.inner.passes(batch).twice_but(self.crafting())
+
+    def crafting(self) -> Passes:
+        return self.inner.crafting()
 
     def run(self, step: Step) -> Parts:
-        inner: Any = self.inner
-        if callable(getattr(inner, "attack", None)):
-            inner = replace(inner, attack=_once(inner.attack, step))
-
         def losses(backward: Backward) -> Parts:
-            return inner(step.model, step.x, step.y, backward, step.seed, step.ids)
+            return self.inner.run(replace(step, backward=backward))
 
         return play(
             step.model,
@@ -66,15 +63,3 @@ class SAM(Objective):
             second=lambda: losses(step.backward),
             keep_first=False,
         )
-
-
-def _once(attack: Callable[..., Any], step: Step) -> Callable[..., Tensor]:
-    """The attack, remembering the images it made when it was first called."""
-    made: list[Tensor] = []
-
-    def remembered(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        if not made:
-            made.append(attacked(attack, step))
-        return made[0]
-
-    return remembered

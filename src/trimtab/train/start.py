@@ -15,6 +15,7 @@ from trimtab import draws, models, norm
 from trimtab.copies import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
+from trimtab.data.augment import RESIZED_CROP, parsed
 from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
 from trimtab.data.sets import ImageSet
@@ -51,7 +52,9 @@ class Engine:
 def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
     """The images to train on, and those held out to choose checkpoints by."""
     named = data is None or isinstance(data, str)
-    whole = _not_by_class(load_set(data or recipe.data.name, "train") if named else as_set(data))
+    cropped = [name for name, _ in parsed(recipe.data.augment)[0]][:1] == [RESIZED_CROP]
+    whole = load_set(data or recipe.data.name, "train", decoded=not cropped) if named else as_set(data)
+    whole = _not_by_class(whole)
     held = recipe.data.validation
     if held >= len(whole):
         raise BadInput(f"{held} images cannot be held out of {len(whole)}; lower data.validation")

@@ -36,5 +36,6 @@ def validate(fabric: Fabric, model: nn.Module, held_out: Images | None, recipe: 
 
 
 def _share(fabric: Fabric, images: Images) -> Iterator[Batch]:
-    part = images.subset(slice(fabric.global_rank, len(images), fabric.world_size))
-    return part.batches(BATCH)
+    """This process's images; of fewer images than processes some have none."""
+    mine = slice(fabric.global_rank, len(images), fabric.world_size)
+    return images.subset(mine).batches(BATCH) if fabric.global_rank < len(images) else iter(())

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab.data.corruptions.filters import GREY, Chance, gaussian
+from trimtab.norm.moments import widest
 
 WATER = (175.0, 238.0, 238.0)
 MUD = (63.0, 42.0, 20.0)
@@ -118,7 +119,8 @@ def equalise(distances: Tensor) -> Tensor:
     counts = torch.zeros(len(level), FAR + 1, dtype=torch.long, device=level.device)
     counts.scatter_add_(1, level, torch.ones_like(level))
     lowest = counts.gather(1, level.amin(1, keepdim=True))
-    ranks = (counts.cumsum(1) - lowest).clamp(min=0).double() * 255 / (level.shape[1] - lowest).clamp(min=1)
+    above = (counts.cumsum(1) - lowest).clamp(min=0).to(widest(level.device))
+    ranks = above * 255 / (level.shape[1] - lowest).clamp(min=1)
     flat = lowest == level.shape[1]  # a single value stays what it is
     ranks = torch.where(flat, torch.arange(FAR + 1, device=level.device), ranks.round()).float()
     return ranks.gather(1, level).view_as(distances)
