@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import growth
 from benchmarks.race import Asked, Row, Skipped
-from trimtab.data.files import placed
+from trimtab.placed import placed
 
 ROOT = Path(__file__).parents[1]
 

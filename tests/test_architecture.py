@@ -15,7 +15,7 @@ import trimtab
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types", "copies"],
-    ["draws", "cores", "keys"],
+    ["draws", "cores", "keys", "placed"],
     ["norm"],
     ["models", "data"],
     ["adapt"],

@@ -18,7 +18,6 @@ import torch
 
 import trimtab
 from trimtab import adapt, construct, data, draws, measure, norm, train
-from trimtab.construct.advbn_images import top_k
 from trimtab.data.corruptions import corrupt
 from trimtab.report import pictures, plots
 
@@ -38,9 +37,9 @@ def advbn_images(models: dict[str, torch.nn.Module], test: data.Images, others: 
             made[kind] = data.load(f"npz:{place}", "test")
     print("| network | clean | reconstructed | AdvBN images | top-5 of these |\n|---|---|---|---|---|")
     for name, model in models.items():
-        clean, again, moved = (top_k(model, images) for images in (test, *made.values()))
+        clean, again, moved = (measure.top_k(model, one.batches(250)) for one in (test, *made.values()))
         cells = (clean[1], again[1], moved[1], moved[5])
-        print(f"| {name} | " + " | ".join(f"{100 * share:.1f} %" for share in cells) + " |")
+        print(f"| {name} | " + " | ".join(f"{100 * found.value:.1f} %" for found in cells) + " |")
     at = torch.tensor(SHOWN)
     rows = [images.take(at).x for images in (test, *made.values())]
     names = [test.classes[y] for y in test.take(at).y]

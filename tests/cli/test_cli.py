@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import trimtab
-from trimtab import data, models, norm
+from trimtab import data, measure, models, norm
 from trimtab.cli import main
-from trimtab.construct.advbn_images import top_k
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +244,7 @@ def test_advbn_images_hurt_more_than_their_reconstructions():
         assert torch.equal(
             made.take(torch.arange(96)).y, data.load("sample", "test").take(torch.arange(96)).y
         )
-        found[kind] = top_k(trimtab.load("zoo:sample-standard").eval(), made, (1,))[1]
+        found[kind] = measure.accuracy(trimtab.load("zoo:sample-standard").eval(), made.batches(96)).value
     assert found["AdvBN"] < found["reconstructed"]
 
 

@@ -2,7 +2,8 @@
 
 import copy
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -192,6 +193,23 @@ def test_advbn_images_hurt_more_than_their_reconstructions(model, images):
         assert F.cross_entropy(model(hurt), batch.y) > F.cross_entropy(model(plain), batch.y)
         painted = auto.decode(auto.encode(batch.x[:32]), (16, 16))
     torch.testing.assert_close(plain[:32], painted)
+
+
+def test_a_set_is_built_of_whole_batches_that_share_a_perturbation(model, images, tmp_path, monkeypatch):
+    sizes = []
+
+    @dataclass(frozen=True)
+    class Shared:
+        batch: int = 7
+        version: ClassVar[int] = 1
+
+        def __call__(self, model, batch, images, seed=0):
+            sizes.extend(len(part) for part in batch.x.split(self.batch))
+            return batch.x, batch.y
+
+    monkeypatch.setitem(construct.build.__globals__, "CHUNK", 16)
+    construct.build(Shared(), model, images, tmp_path / "seven")
+    assert sizes == [7, 7, 7, 7, 7, 5]
 
 
 def test_a_decoder_is_trained_once_and_the_set_goes_on_with_it(model, images, tmp_path, monkeypatch):

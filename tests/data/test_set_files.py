@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trimtab.data.files import kind_of, placed, read, save
+from trimtab.data.files import kind_of, read, save
 from trimtab.data.sets import from_arrays
+from trimtab.placed import _here, placed
 from trimtab.types import BadInput
 
 
@@ -109,16 +110,17 @@ def test_two_writers_never_share_a_file_and_the_next_one_tidies_up(tmp_path: Pat
     place = tmp_path / "a[1].bin"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left, other, name = (tmp_path / f".{n}.tmp" for n in (f"a[1].bin.{gone.pid}", "a[1].bin.1", "a[1].bin.x"))
-    for file in (left, other, name):
+    owners = (f"{_here()}-{gone.pid}-0a", f"{_here()}-1-0a", f"elsewhere-{gone.pid}-0a", "x")
+    dead, *others = (tmp_path / f".a[1].bin.{owner}.tmp" for owner in owners)
+    for file in (dead, *others):
         file.write_text("half")
-    with placed(place) as part:
-        assert str(os.getpid()) in part.name
-        part.write_text("whole")
-    assert place.read_text() == "whole"
-    assert not left.exists()  # its process is dead; process 1 lives, and the third is nobody's
-    assert other.exists()
-    assert name.exists()
+    with placed(place) as part, placed(place) as again:
+        assert part != again
+        part.write_text("half")
+        again.write_text("whole")
+    assert place.read_text() == "half"  # by who came last
+    assert not dead.exists()
+    assert all(file.exists() for file in others)  # process 1 lives, and of others' nothing is known
 
 
 def test_a_bit_that_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from evaluate_nets import Net, trained
@@ -217,6 +218,55 @@ def test_kept_images_score_to_the_printed_number(store: Store) -> None:
             assert 0 < float(far) <= attack.budget.radius + 1e-6
 
 
+def test_seeds_may_be_numpys(store: Store) -> None:
+    card = run(trained(), sample(), [Clean()], store, limit=10, seed=np.int64(4), examine=False)
+    assert [row.seed for row in card.rows] == [4]
+
+
+def test_kept_images_are_judged_in_the_state_that_they_were_made_for(store: Store) -> None:
+    how = {"limit": 32, "keep_images": True, "examine": False, "insist": True}
+    for state in (PerBatch(), Frozen(images=32)):
+        (row,) = run(trained(), sample(), [FGSM()], store, states=[state], **how).rows  # type: ignore[arg-type]
+        assert rescore(trained(), sample(), row, store, state).correct == row.correct
+        with pytest.raises(BadInput, match="give that norm state, not 'running'"):
+            rescore(trained(), sample(), row, store)
+
+
+@dataclass(frozen=True)
+class Rogue:
+    """An attack of somebody else's that does not keep to what it says."""
+
+    how: str
+    budget: Linf = field(default_factory=lambda: Linf("8/255"))
+    version: ClassVar[int] = 1
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> object:
+        return {
+            "far": (x + 0.1).clamp(0, 1),
+            "outside": x - 5,
+            "nan": x * float("nan"),
+            "short": x[:1],
+            "nothing": None,
+            "fair": (x + 8 / 255).clamp(0, 1),
+        }[self.how]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("far", "left its budget: 0.1"),
+        ("outside", r"pixels from -5 to .*; they must lie in \[0, 1\]"),
+        ("nan", "pixels from nan"),
+        ("short", r"returned \(1, "),
+        ("nothing", "returned a NoneType"),
+    ],
+)
+def test_an_attack_of_somebody_else_is_not_believed_blindly(how: str, told: str, store: Store) -> None:
+    with pytest.raises(BadInput, match=told):
+        run(trained(), sample(), [Rogue(how)], store, limit=8, examine=False)
+    assert run(trained(), sample(), [Rogue("fair")], store, limit=8, examine=False).rows[0].n == 8
+
+
 def test_images_that_were_not_kept_are_missed_by_name(store: Store) -> None:
     card = run(trained(), sample(), [FGSM()], store=store, limit=20, examine=False)
     with pytest.raises(BadInput, match="keep_images=True"):
@@ -361,6 +411,9 @@ def test_what_cannot_be_evaluated_is_told_in_a_sentence(store: Store) -> None:
     refused("conditions and attacks, found 3", trained(), few, [3])
     refused("labels must lie in 0..9", trained(), data.as_set((x, y + 10)), [Clean()])
     refused("limit must be 1 or more, found 0", trained(), few, limit=0)
+    refused("at least one seed", trained(), few, [Clean()], seed=[])
+    refused("'3' is asked for twice", trained(), few, [Clean()], seed=[3, 3])
+    refused("a seed is a whole number", trained(), few, [Clean()], seed=0.5)
     refused("batch_size must be 1 or more", trained(), few, batch_size=0)
     refused("logits of shape", nn.Conv2d(1, 3, 3), few, [Clean()])
     refused("frozen dataclasses", trained(), few, [lambda model, x, y: x])

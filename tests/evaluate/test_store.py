@@ -27,6 +27,13 @@ def test_what_was_committed_is_read_back_to_the_bit(store: Store) -> None:
     assert store.chunks("another") == {}
 
 
+def test_a_store_is_not_made_by_looking_for_it(tmp_path: Path) -> None:
+    nowhere = Store(tmp_path / "mistyped" / "store.sqlite")
+    assert nowhere.cards() == nowhere.cells() == []
+    assert nowhere.chunks("cell") == {}
+    assert not (tmp_path / "mistyped").exists()
+
+
 def test_equal_columns_are_one_file(store: Store) -> None:
     store.commit("one", ABOUT, (0, 50), columns(0, 50))
     store.commit("two", ABOUT, (0, 50), columns(0, 50))
@@ -52,7 +59,7 @@ def test_the_file_comes_first_so_that_a_row_never_points_to_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(BadInput, match="No space left"):
+    with pytest.raises(BadInput, match="the disk is full"):
         store.commit("cell", ABOUT, (0, 50), columns(0, 50))
     assert store.chunks("cell") == {}
     assert not [path for path in store.samples.rglob("*") if path.is_file()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trimtab import measure, norm
-from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
+from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson, top_k
 from trimtab.models import wrap
 from trimtab.types import BadInput
 
@@ -110,3 +110,10 @@ def test_labels_are_not_broadcast(labels: torch.Tensor) -> None:
     ):
         with pytest.raises(BadInput, match="label"):
             measured()
+
+
+def test_top_k_counts_labels_among_the_likeliest_classes() -> None:
+    """Logits are the image itself: the label's rank is known."""
+    x = torch.tensor([[9.0, 8, 7, 6], [6, 7, 8, 9], [7, 9, 8, 6]]).view(3, 4, 1, 1)
+    found = top_k(nn.Flatten(), [(x, torch.tensor([0, 0, 0]))], (1, 3, 5))
+    assert {k: one.correct for k, one in found.items()} == {1: 1, 3: 2, 5: 3}

@@ -173,11 +173,12 @@ class Demo:
             self._say(f"4. It was fine-tuned before: {folder}")
         else:
             self._say("4. A minute of Mixture BN: a second branch of its norm layers learns attacked images")
+            alone = train.Engine(devices=1)
             with train.progress_bar(shown=speaks()) as bar:
                 if (folder / "checkpoints" / "last.safetensors").is_file():
-                    train.resume(folder, callbacks=[bar])
+                    train.resume(folder, callbacks=[bar], engine=alone)
                 else:
-                    train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=train.Engine(devices=1))
+                    train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=alone)
         return trimtab.load(f"file:{folder}")
 
     def _as_json(

@@ -31,8 +31,11 @@ class Runs:
 
         from trimtab import evaluate
         from trimtab.cli import show
-        from trimtab.data.files import placed
+        from trimtab.placed import placed
+        from trimtab.types import BadInput
 
+        if not self.store.exists():
+            raise BadInput(f"there is no store {self.store}; `trimtab evaluate` makes one where it runs")
         chosen = [evaluate.find(id, self.store) for id in self.ids] or evaluate.runs(self.store)
         if self.csv is not None:
             with placed(self.csv) as part:

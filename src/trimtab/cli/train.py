@@ -122,7 +122,7 @@ class Train:
         if self.json:
             show.as_json({"folder": str(run.folder), **chosen})
         else:
-            which = "" if how == "last" else f"Epoch {chosen['epoch']} has the best {how} accuracy: "
+            which = "" if how == "last" else f"Epoch {chosen['epoch'] + 1} has the best {how} accuracy: "
             words = ", ".join(
                 f"{name} {value:.4g}" for name, value in chosen.items() if isinstance(value, float)
             )

@@ -57,17 +57,3 @@ class AdvBNImages:
                 z = perturbed(z, d_mu, d_sigma, rectify)
             with torch.no_grad():
                 return self.auto.decode(z, size)
-
-
-def top_k(
-    model: nn.Module, images: Images, k: tuple[int, ...] = (1, 5), batch_size: int = 250
-) -> dict[int, float]:
-    """Accuracy among the k most likely classes."""
-    hits = dict.fromkeys(k, 0)
-    with guard(model), torch.no_grad():
-        for batch in images.batches(batch_size):
-            x, y, _ = batch.beside(model)
-            ranked = model(x).topk(max(k), 1).indices == y[:, None]
-            for one in k:
-                hits[one] += int(ranked[:, :one].any(1).sum())
-    return {one: hit / len(images) for one, hit in hits.items()}

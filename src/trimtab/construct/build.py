@@ -22,9 +22,9 @@ from trimtab import norm
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.data import Batch, Images
-from trimtab.data.files import placed, readable_errors
 from trimtab.keys import weights
 from trimtab.models.files import digest
+from trimtab.placed import placed, readable_errors
 from trimtab.types import BadInput
 
 CHUNK = 256
@@ -83,17 +83,17 @@ def build(
     )
     with readable_errors(parts):
         parts.mkdir(parents=True, exist_ok=True)
-    made = []
-    for start in range(0, len(images), CHUNK):
+    made, chunk = [], _chunk(method)
+    for start in range(0, len(images), chunk):
         path = parts / f"{start:08d}.safetensors"
         if held(path) is None:
-            batch = images.take(torch.arange(start, min(start + CHUNK, len(images))))
+            batch = images.take(torch.arange(start, min(start + chunk, len(images))))
             ids = torch.arange(start, start + len(batch.y))
             x, y = method(model, batch._replace(ids=ids).beside(model), images, seed)
             keep(path, {"x": x.float(), "y": y})
         made.append(path)
         if progress is not None:
-            progress(min(start + CHUNK, len(images)), len(images))
+            progress(min(start + chunk, len(images)), len(images))
     chunks = [load_file(path) for path in made]
     arrays = {
         "images": torch.cat([c["x"] for c in chunks]).permute(0, 2, 3, 1).numpy(),
@@ -105,6 +105,12 @@ def build(
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     shutil.rmtree(parts)
     return out
+
+
+def _chunk(method: Construction) -> int:
+    """Images at a time: whole batches of a construction whose images share something."""
+    batch = int(getattr(method, "batch", 1))
+    return max(batch, CHUNK // batch * batch)
 
 
 def recorded(path: str | Path) -> dict[str, Any]:

@@ -6,16 +6,12 @@ deviation and a digest as JSON. Nothing in it can run code, and whoever reads sa
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from glob import escape
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
@@ -23,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trimtab.data.sets import ImageSet
+from trimtab.placed import placed
 from trimtab.types import BadInput, InputSpec
 
 _ABOUT = "trimtab"
@@ -89,84 +86,6 @@ def read(path: str | Path) -> ImageSet:
 def _seal(digest: str, about: Mapping[str, object]) -> str:
     """A hash over the images and what is said about them: by it damage is noticed."""
     return hashlib.sha256(f"{digest} {json.dumps(about, sort_keys=True)}".encode()).hexdigest()
-
-
-@contextmanager
-def placed(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to: synced and renamed if all goes well, else removed.
-
-    Each process has its own, so that two of them never write into the same one; what a killed process left
-    is removed by the next.
-    """
-    if not path.name:
-        raise BadInput(f"{str(path)!r} names no file to write; give a name")
-    if _is_special(path):  # to rename over a device would do away with it
-        raise BadInput(f"{path} is a folder or a device, not a file that can be replaced; give another name")
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with readable_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(path)
-            yield part
-            with open(part, "rb+") as file:
-                os.fsync(file.fileno())
-            part.chmod(0o644)  # safetensors writes files for their owner only
-            os.replace(part, path)
-            _sync_folder(path.parent)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def _is_special(path: Path) -> bool:
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:  # nothing is there, or writing will say what is wrong
-        return False
-
-
-def _remove_leftovers(path: Path) -> None:
-    for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-        owner = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            left.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # somebody else's, or no process at all
-        pass
-    return True
-
-
-@contextmanager
-def readable_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence why `path` cannot be written."""
-    try:
-        yield
-    except (OSError, SafetensorError) as problem:
-        # safetensors wraps the operating system's error in its own
-        full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(
-            problem
-        )
-        plain = getattr(problem, "strerror", None) or problem
-        why = "the disk is full; free some space and try again" if full else plain
-        raise BadInput(f"{path} could not be written: {why}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets folders be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def existing(path: str | Path) -> Path:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import attacks, draws
+from trimtab.attacks.geometry import distance
 from trimtab.data.corruptions import corrupt
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
@@ -34,6 +35,8 @@ IMAGES = "images"
 """The column of adversarial images; kept only if asked for."""
 AFTER = "after "
 """How the columns of an iteration curve begin."""
+ROUNDING = 1e-5
+"""What an attack that is not ours may be off by."""
 _NOISE = 11  # what a random draw is for
 
 
@@ -180,7 +183,7 @@ class Attacked(Condition):
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         if not isinstance(self.attack, attacks.Attack):
-            x = self.attack(model, batch.x, batch.y)
+            x = _believed(self.attack(model, batch.x, batch.y), batch.x, self.budget)
             return {"correct": correct(model, x, batch.y), IMAGES: x}
         found = self.attack.outcome(model, batch.x, batch.y, seed=seed, ids=batch.ids)
         judged = {"correct": correct(model, found.x, batch.y), IMAGES: found.x, "broken_at": found.broken_at}
@@ -192,6 +195,20 @@ class Attacked(Condition):
 
     def __str__(self) -> str:
         return str(self.attack)
+
+
+def _believed(found: Any, x: Tensor, budget: Budget | None) -> Tensor:
+    """What an attack that is not ours returned, if it is what an attack may return."""
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        told = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise BadInput(f"the attack was given images of shape {tuple(x.shape)} and returned {told}")
+    low, high = float(found.min()), float(found.max())
+    if not (low >= -ROUNDING and high <= 1 + ROUNDING):
+        raise BadInput(f"the attack returned pixels from {low:.3g} to {high:.3g}; they must lie in [0, 1]")
+    far = 0.0 if budget is None else float(distance(found, x, budget).max())
+    if budget is not None and not far <= budget.radius + ROUNDING:
+        raise BadInput(f"the attack left its budget: {far:.4g} from an image, {budget} allowed")
+    return found.detach().to(x)
 
 
 def as_condition(given: Any) -> Condition:

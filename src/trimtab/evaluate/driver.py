@@ -5,6 +5,7 @@ Kill it at any time and call it again: it goes on where it was, and the card is 
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def run(
         conditions=suite_of(suite, linf, l2),
         store=store if isinstance(store, Store) else Store(store or DEFAULT),
         limit=limit,
-        seeds=(seed,) if isinstance(seed, int) else tuple(seed),
+        seeds=_seeds(seed),
         states=tuple(states),
         chunk=_positive("chunk", chunk),
         batch_size=_positive("batch_size", batch_size),
@@ -112,7 +113,9 @@ class _Plan:
     def __post_init__(self) -> None:
         if not self.states:
             raise BadInput("an evaluation needs at least one norm state, such as running; found none")
-        for given in (self.conditions, self.states):
+        if not self.seeds:
+            raise BadInput("an evaluation needs at least one seed; found none")
+        for given in (self.conditions, self.states, self.seeds):
             names = [str(one) for one in given]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
@@ -287,6 +290,13 @@ class _Meter:
         left = None if rate is None else rate * (whole - self.spent - self.saved)
         total = sum(one.n for one in self.cells)
         self.tell(Progress(str(cell.condition), self.done, total, *count.bounds(cell.n), left))
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, given if isinstance(given, Iterable) else (given,)))
+    except TypeError:
+        raise BadInput(f"a seed is a whole number, or several of them, found {given!r}") from None
 
 
 def _positive(name: str, value: int) -> int:

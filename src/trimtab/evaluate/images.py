@@ -56,10 +56,20 @@ def rescore(
     store: Store | str | Path = DEFAULT,
     state: NormState | None = None,
 ) -> Accuracy:
-    """The accuracy on a row's kept images; of the model that was attacked, the accuracy that was printed."""
+    """The accuracy on a row's kept images; of the model that was attacked, the accuracy that was printed.
+
+    `state` is the norm state that the row was measured in.
+    """
+    state = state or Running()
+    if str(state) != row.state:
+        raise BadInput(f"the row was measured {row.state!r}; give that norm state, not {str(state)!r}")
     count = Accuracy()
     like = next(model.parameters(), torch.empty(0))
-    with (state or Running()).lend(model, lambda n: data.take(torch.arange(n)).x) as module:
+
+    def shown(n: int) -> Tensor:
+        return data.take(torch.arange(min(n, len(data)))).beside(model).x
+
+    with state.lend(model, shown) as module:
         for (start, stop), x in images(row, store):
             y = data.labels[start:stop]
             count += Accuracy.of(correct(module, x.to(like), y.to(like.device)))

@@ -9,18 +9,18 @@ counts as not yet measured. Two processes may share a store: of a chunk that bot
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
-import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 
 from trimtab.evaluate.conditions import Columns
 from trimtab.keys import canonical
+from trimtab.placed import placed
 from trimtab.types import BadInput
 
 DEFAULT = Path(".trimtab") / "store.sqlite"
@@ -40,7 +40,7 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Store:
     path: str | Path = DEFAULT
-    """The SQLite file; it and its folder are made when first needed."""
+    """The SQLite file; it and its folder are made when there is something to keep."""
 
     @property
     def samples(self) -> Path:
@@ -49,9 +49,8 @@ class Store:
 
     def chunks(self, cell: str) -> dict[Span, str]:
         """The chunks of a cell that are done, and their files."""
-        with self._open() as db:
-            rows = db.execute("SELECT start, stop, file FROM chunks WHERE cell = ? ORDER BY start", (cell,))
-            return {(start, stop): file for start, stop, file in rows}
+        rows = self._asked("SELECT start, stop, file FROM chunks WHERE cell = ? ORDER BY start", cell)
+        return {(start, stop): file for start, stop, file in rows}
 
     def read(self, file: str) -> Columns | None:
         """The columns in a file; None if it is not there or not what it was."""
@@ -82,35 +81,30 @@ class Store:
 
     def cards(self) -> list[tuple[str, str, str]]:
         """(id, when it finished in UTC, card as JSON) of every run, the oldest first."""
-        with self._open() as db:
-            return list(db.execute("SELECT id, finished, card FROM runs ORDER BY finished, rowid"))
+        return self._asked("SELECT id, finished, card FROM runs ORDER BY finished, rowid")
 
     def cells(self) -> list[tuple[str, str]]:
         """(key, description as JSON) of every cell that was begun."""
+        return self._asked("SELECT key, about FROM cells ORDER BY rowid")
+
+    def _asked(self, question: str, *about: str) -> list[Any]:
+        """The rows that answer; a store that is not there has none, and is not made by asking."""
+        try:
+            Path(self.path).stat()
+        except FileNotFoundError:
+            return []
+        except OSError:
+            pass  # to open it will say what is wrong
         with self._open() as db:
-            return list(db.execute("SELECT key, about FROM cells ORDER BY rowid"))
+            return list(db.execute(question, about))
 
     def _place(self, file: str) -> Path:
         return self.samples / file[:2] / f"{file}.safetensors"
 
     def _write(self, content: bytes) -> str:
         file = hashlib.sha256(content).hexdigest()
-        place = self._place(file)
-        beside = place.with_name(f"{uuid.uuid4().hex}.part")
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with open(beside, "wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(beside, place)
-            folder = os.open(place.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
-        except OSError as problem:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise BadInput(f"results cannot be kept in {place.parent}: {problem.strerror}") from None
+        with placed(self._place(file)) as part:
+            part.write_bytes(content)
         return file
 
     @contextmanager

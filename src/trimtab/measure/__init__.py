@@ -6,7 +6,7 @@ statistics         branches, batches, tolerance to shifts  gradients         los
 spectra            Fourier spectra
 """
 
-from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson
+from trimtab.measure.accuracy import Accuracy, accuracy, clopper_pearson, top_k
 from trimtab.measure.gradients import as_picture, loss_gradients
 from trimtab.measure.landscape import Landscape, landscape
 from trimtab.measure.ligs import PROBES, Average, ligs, usefulness
@@ -16,5 +16,5 @@ from trimtab.measure.statistics import batch_against_running, branch_statistics,
 __all__ = [
     "PROBES", "Accuracy", "Average", "Landscape", "accuracy", "as_picture", "batch_against_running",
     "branch_statistics", "clopper_pearson", "high_share", "landscape", "ligs", "loss_gradients",
-    "spectrum", "tolerance", "usefulness",
+    "spectrum", "tolerance", "top_k", "usefulness",
 ]  # fmt: skip

@@ -87,3 +87,17 @@ def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, ...]]) -> Accurac
                 raise BadInput("the model must return logits of shape (N, classes)")
             total += Accuracy.of(z.argmax(1) == y.to(z.device))
     return total
+
+
+def top_k(
+    model: nn.Module, batches: Iterable[tuple[Tensor, ...]], k: tuple[int, ...] = (1, 5)
+) -> dict[int, Accuracy]:
+    """How often the label is among the k most likely classes, over batches that start (images, labels)."""
+    total = dict.fromkeys(k, Accuracy())
+    with guard(model, running=False), torch.no_grad():
+        for x, y, *_ in batches:
+            z = model(images_for(model, x))
+            ranked = z.topk(min(max(k), z.shape[1]), 1).indices == y.to(z.device)[:, None]
+            for one in k:
+                total[one] += Accuracy.of(ranked[:, :one].any(1))
+    return total

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ import trimtab
 from trimtab import norm
 from trimtab.models.pixels import Pixels, wrap
 from trimtab.norm.steering import innermost
+from trimtab.placed import placed
 from trimtab.types import BadInput, InputSpec
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -66,7 +66,7 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
     description = {**describe(pixels, provenance or {}), "digest": digest(state)}
     described = json.dumps(description, indent=2, default=str)
     weights = safetensors.torch.save(state, metadata={_KEY: described})
-    _place(folder, {DESCRIPTION: described.encode() + b"\n", WEIGHTS: weights})
+    _place(folder, described, weights)
     return folder
 
 
@@ -103,32 +103,17 @@ def _frozen_on(model: Pixels) -> dict[str, str]:
     return {"statistics": told} if isinstance(told, str) else {}
 
 
-def _place(folder: Path, contents: dict[str, bytes]) -> None:
-    """Write files beside their places, sync, then rename in order: each is the old one or the new one."""
+def _place(folder: Path, described: str, weights: bytes) -> None:
+    """Write both files, the weights renamed last: each is the old one or the new one."""
     new = not folder.exists()
-    beside = {name: folder / f".{name}.{os.getpid()}.part" for name in contents}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            with open(beside[name], "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for name in contents:
-            os.replace(beside[name], folder / name)
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        size = sum(map(len, contents.values())) / 1e6
-        raise BadInput(f"cannot save to {folder} ({size:.1f} MB): {error.strerror or error}") from error
+        with placed(folder / WEIGHTS) as last:
+            last.write_bytes(weights)
+            with placed(folder / DESCRIPTION) as first:
+                first.write_text(described + "\n", encoding="utf-8")
     finally:
-        with suppress(OSError):
-            for part in beside.values():
-                part.unlink(missing_ok=True)
-            if new:
+        if new:
+            with suppress(OSError):
                 folder.rmdir()  # which only an empty folder lets happen
 
 

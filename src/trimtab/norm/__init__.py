@@ -35,6 +35,7 @@ from trimtab.norm.state import (
     shift_gradients,
     snapshot,
     start_statistics,
+    statistics,
     synchronise,
     thaw,
 )
@@ -46,6 +47,6 @@ __all__ = [
     "add_branch", "adopt", "affine_parameters", "audit", "blend", "branches", "copied", "fold", "freeze",
     "images_for", "in_force", "layers", "learners", "make", "observe", "perturb", "plan", "rebuild",
     "recalibrate", "release", "restore", "robust_moments", "running", "settled", "shift_gradients",
-    "snapshot", "start_statistics", "steer", "steerable", "swap", "synchronise", "thaw", "unobserved", "use",
-    "zero_shifts",
+    "snapshot", "start_statistics", "statistics", "steer", "steerable", "swap", "synchronise", "thaw",
+    "unobserved", "use", "zero_shifts",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from trimtab.copies import duplicate
 from trimtab.norm.moments import blend, pool
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
 from trimtab.norm.steering import Seen, at_rest, layers, observe, steered_layers, use
+from trimtab.norm.surgery import STATISTICS
 from trimtab.types import BadInput
 
 Snapshot = dict[str, dict[str, Tensor]]
@@ -116,6 +117,11 @@ def running(model: nn.Module, branch: str = MAIN) -> dict[str, Moments]:
     if not found:
         raise BadInput(f"no layer keeps running statistics of a branch {branch!r}")
     return found
+
+
+def statistics(model: nn.Module) -> set[str]:
+    """The names of the buffers that learn: running statistics of any layer, steered or not."""
+    return {name for name, _ in model.named_buffers() if name.rpartition(".")[2] in STATISTICS}
 
 
 def branches(model: nn.Module) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from trimtab.data.files import placed
 from trimtab.evaluate import Card
 from trimtab.norm.audit import Audit
+from trimtab.placed import placed
 from trimtab.report import tables, words
 from trimtab.report.advice import Advice, advice
 from trimtab.report.charts import charts

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.data.files import placed
+from trimtab import norm
 from trimtab.models.files import digest
+from trimtab.placed import placed
 from trimtab.types import BadInput
 
 _HEADER = "trimtab"
@@ -138,7 +139,8 @@ def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
 
 def _constants(model: nn.Module) -> set[str]:
     """Buffers that are no running statistics, such as a mask of minus infinities."""
-    return {f"model.{name}" for name, _ in model.named_buffers() if "running_" not in name}
+    learnt = norm.statistics(model)
+    return {f"model.{name}" for name, _ in model.named_buffers() if name not in learnt}
 
 
 class NotFinite(Exception):

@@ -23,9 +23,9 @@ import yaml
 from torch import nn
 
 from trimtab import norm
-from trimtab.data.files import placed
 from trimtab.models import Pixels
 from trimtab.models import save as save_model
+from trimtab.placed import placed
 from trimtab.train.recipe import Recipe, read_recipe, write_recipe
 from trimtab.types import BadInput
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.data.corruptions.apply import corrupt
 from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS
-from trimtab.data.files import placed
+from trimtab.placed import placed
 from trimtab.types import BadInput
 
 _AT_ONCE = 500  # images

@@ -1,0 +1,100 @@
+"""Files that are whole or not there: written beside their place, synced, then renamed.
+
+Every writer has a file of its own, whatever machines and containers share the folder. What a process that was
+killed left beside a place is removed by the next that writes there, if both ran on the same machine: of other
+machines' processes nobody here knows whether they live.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from trimtab.types import BadInput
+
+
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to: synced and renamed if all goes well, else removed."""
+    if not path.name:
+        raise BadInput(f"{str(path)!r} names no file to write; give a name")
+    if _is_special(path):  # to rename over a device would do away with it
+        raise BadInput(f"{path} is a folder or a device, not a file that can be replaced; give another name")
+    part = path.with_name(f".{path.name}.{_here()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        with readable_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(path)
+            yield part
+            with open(part, "rb+") as file:
+                os.fsync(file.fileno())
+            part.chmod(0o644)  # safetensors writes files for their owner only
+            os.replace(part, path)
+            _sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Say in one sentence why `path` cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        # safetensors wraps the operating system's error in its own
+        known = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        full = known or "os error 28" in str(problem)
+        plain = getattr(problem, "strerror", None) or problem
+        why = "the disk is full; free some space and try again" if full else plain
+        raise BadInput(f"{path} could not be written: {why}") from None
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # nothing is there, or writing will say what is wrong
+        return False
+
+
+def _here() -> str:
+    """This machine's name, as a part of a file's."""
+    return "".join(c for c in platform.node() if c.isalnum()) or "here"
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.glob(f".{escape(path.name)}.{_here()}-*-*.tmp"):
+        owner = left.name.split("-")[-2]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            left.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no process at all
+        pass
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets folders be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
