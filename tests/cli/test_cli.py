@@ -324,12 +324,28 @@ BAD = {
     "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
     "no such device": (("lens", "net:resnet8,channels=1", "--device", "tpu9"), "tpu9 cannot be used"),
     "unknown run": (("report", "abc"), "abc"),
+    "no store": (("runs", "--store", "mistyped.sqlite"), "no store mistyped.sqlite"),
+    "a device for a number": (
+        ("train", "smoke", "--devices", "cuda"),
+        "from 1 on, found 'cuda'",
+    ),
+    "no file to fetch from": (
+        ("data", "fetch", "svhn", "--source", "nope.mat"),
+        "nope.mat is not there",
+    ),
+    "images of another kind": (("evaluate", "zoo:cifar10-standard"), "those of 'sample' have 1"),
+    "a forward pass that fails": (
+        ("evaluate", "py:broken.py:Net", "--data", "two-cue"),
+        "line 4, raised KeyError",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_on_stderr_and_exit_code_two(case, capsys, tmp_path):
     (tmp_path / "page.pt").write_text("<!DOCTYPE html><html><body>Not found</body></html>")
+    forward = "    def forward(self, x):\n        return {}['missing']\n"
+    (tmp_path / "broken.py").write_text(f"import torch\nclass Net(torch.nn.Flatten):\n{forward}")
     words, expected = BAD[case]
     code, _, err = say(capsys, *words)
     assert code == 2

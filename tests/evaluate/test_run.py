@@ -14,7 +14,7 @@ from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 import trimtab
-from trimtab import adapt, data, keys, norm
+from trimtab import adapt, data, keys, models, norm
 from trimtab.attacks import APGD, EOT, FGSM, PGD, AutoAttack, CurvePGD, Linf, ThroughBatch
 from trimtab.data import Batch
 from trimtab.data.corruptions import corrupt
@@ -40,7 +40,7 @@ from trimtab.evaluate.card import Row
 from trimtab.evaluate.certified import Certified
 from trimtab.evaluate.states import NormState
 from trimtab.evaluate.trust import health
-from trimtab.types import BadInput
+from trimtab.types import BadInput, InputSpec
 
 WEAK = PGD(Linf("8/255"), steps=5, score="any")
 
@@ -232,6 +232,11 @@ def test_kept_images_are_judged_in_the_state_that_they_were_made_for(store: Stor
             rescore(trained(), sample(), row, store)
 
 
+class OneLogit(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :1]
+
+
 @dataclass(frozen=True)
 class Rogue:
     """An attack of somebody else's that does not keep to what it says."""
@@ -411,6 +416,11 @@ def test_what_cannot_be_evaluated_is_told_in_a_sentence(store: Store) -> None:
     refused("conditions and attacks, found 3", trained(), few, [3])
     refused("labels must lie in 0..9", trained(), data.as_set((x, y + 10)), [Clean()])
     refused("limit must be 1 or more, found 0", trained(), few, limit=0)
+    small = data.as_set((torch.rand(10, 3, 16, 16), y % 2))
+    refused("at least 28 x 28 pixels, and these have 3 channels and 16 x 16", nn.Flatten(), small, "standard")
+    grey = models.wrap(nn.Flatten(), InputSpec(channels=1, mean=(0.0,), std=(1.0,)))
+    refused("takes images with 1 channels, and those of 'images' have 3", grey, small, [Clean()])
+    refused("one output; let it return two logits", OneLogit(), small, [Clean()])
     refused("at least one seed", trained(), few, [Clean()], seed=[])
     refused("'3' is asked for twice", trained(), few, [Clean()], seed=[3, 3])
     refused("a seed is a whole number", trained(), few, [Clean()], seed=0.5)

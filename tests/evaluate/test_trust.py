@@ -147,6 +147,20 @@ PLANTED = {
 }
 
 
+class Constant(nn.Module):
+    """It gives one class to every image, with gradients that lead somewhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, 300:310] + 20 * F.one_hot(torch.tensor(3), 10)
+
+
+def test_a_model_with_one_answer_is_called_that_and_not_masked() -> None:
+    model = models.wrap(Constant(), InputSpec((28, 28), 1, (0.0,), (1.0,)))
+    names = {flag.name for flag in trust.examine(model, sample())}
+    assert "constant" in names
+    assert not names & {"unbounded", "black box"}
+
+
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_defect_raises_its_flag(planted: str) -> None:
     make, budgets, expected = PLANTED[planted]

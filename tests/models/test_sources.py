@@ -1,5 +1,7 @@
 """The grammar that names models."""
 
+import pickle
+import subprocess
 import sys
 
 import pytest
@@ -157,6 +159,27 @@ def make(width=channels):
 """
 
 
+@pytest.mark.parametrize("source", ["py:late:build", "py:late.py:build"])
+def test_what_ones_own_code_imports_later_is_found(source, tmp_path, monkeypatch):
+    """In the function, in a forward pass, and by another process that unpickles the network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "late_parts.py").write_text("import torch\nclass Net(torch.nn.Flatten):\n    pass\n")
+    (tmp_path / "late.py").write_text(
+        "def build():\n    from late_parts import Net\n    return Net()\n"
+        "import torch\nclass Lazy(torch.nn.Flatten):\n    def forward(self, x):\n        import late_parts\n"
+        "        return super().forward(x)\n"
+    )
+    for name in ("late", "late_parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert type(load(source).net).__name__ == "Net"
+    lazy = load(source.replace("build", "Lazy"))
+    assert lazy(torch.rand(2, 3, 4, 4)).shape == (2, 48)
+    (tmp_path / "lazy.pickle").write_bytes(pickle.dumps(lazy))
+    code = f"import sys, pickle; sys.path = {sys.path}; pickle.load(open('lazy.pickle', 'rb'))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("how", ["module", "file", "arguments"])
 def test_a_function_of_ones_own_is_called(tmp_path, monkeypatch, how):
     (tmp_path / "my_own_models.py").write_text(MINE)
@@ -171,10 +194,11 @@ def test_a_function_of_ones_own_is_called(tmp_path, monkeypatch, how):
         "arguments": f"py:{tmp_path}/my_own_models.py:make,width=6",
     }[how]
     path = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(path))
     model = load(source, classes=4)
     assert model(torch.rand(2, 3, 8, 8)).shape == (2, 4)
     assert model.net[0].out_channels == (6 if how == "arguments" else 8)
-    assert sys.path == path
+    assert sys.path == [*path, str(tmp_path)]  # behind all else: it hides nobody's modules
     with pytest.raises(BadInput, match="4 classes, not for 5"):
         load(source, classes=5)
 

@@ -361,7 +361,8 @@ def test_the_folder_holds_everything_and_the_result_loads_without_trimtab(tmp_pa
         "recipe.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json",
         "checkpoints/last.safetensors", "stock/main.pt", "stock/adv.pt",
     }  # fmt: skip
-    assert train.read_recipe(run.folder / "recipe.yaml") == how
+    found = train.read_recipe(run.folder / "recipe.yaml")
+    assert found == replace(how, data=replace(how.data, name="own:images"))
     assert {"torch", "trimtab"} <= json.loads((run.folder / "environment.json").read_text())[
         "packages"
     ].keys()
@@ -505,6 +506,24 @@ def test_a_run_begun_with_whole_numbers_goes_on(changes: dict[str, Any], tmp_pat
 def after_two_steps(event: train.Event) -> None:
     if event.kind == "step" and event.step == 2:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_with_objects_of_ones_own_says_so_and_how_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(train.Stopped) as ended:
+        train.fit(tiny(), DataLoader(Flipped(images())), recipe(), tmp_path / "run", [after_two_steps])
+    assert ended.value.folder == tmp_path / "run"
+    known = train.read_recipe(tmp_path / "run" / "recipe.yaml")
+    assert (known.model, known.data.name) == ("own:Sequential", "own:DataLoader")
+    with pytest.raises(BadInput, match=r"a model of its own \(Sequential\); go on there, with train.resume"):
+        train.resume(tmp_path / "run", None, images())
+    with pytest.raises(BadInput, match=r"images of its own \(DataLoader\)"):
+        train.resume(tmp_path / "run", tiny())
+    assert train.resume(tmp_path / "run", tiny(), Flipped(images())).model is not None
+
+
+def test_a_network_that_returns_no_logits_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"logits of shape \(N, classes\), found \(8, 3, 8, 8\)"):
+        train.fit(nn.Conv2d(3, 3, 1), images(), recipe(), tmp_path / "run")
 
 
 def test_a_dataset_that_draws_by_itself_gives_the_same_network_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from trimtab import attacks, models, train
 from trimtab.data import augment
 from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.reader import parsed
 from trimtab.train.recipe import (
     OBJECTIVES,
     Data,
@@ -244,6 +245,17 @@ def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any
 def test_a_share_that_cannot_be_is_refused_by_every_objective(kind: type) -> None:
     with pytest.raises(BadInput, match="label_smoothing is a share"):
         kind(label_smoothing=1.5)
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    for text in ("epochs: 2\nseed: 1\nepochs: 3\n", "data:\n  images: 1\n  images: 2\n"):
+        with pytest.raises(BadInput, match=r"has the key '(epochs|images)' twice"):
+            parsed(text, "my.yaml")
+
+
+def test_a_shipped_recipe_that_is_nearly_named_is_offered() -> None:
+    with pytest.raises(BadInput, match="did you mean 'apart-laptop'"):
+        read_recipe("apart-lptop")
 
 
 def test_a_list_of_augmentations_is_as_good_as_a_tuple() -> None:

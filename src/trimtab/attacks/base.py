@@ -103,6 +103,10 @@ class Attack:
         judged: bool = True,
     ) -> Outcome:
         """As calling the attack, with what happened to each image (unless it is not to be `judged`)."""
+        if not isinstance(model, nn.Module):
+            raise BadInput(f"an attack is made on a torch.nn.Module, found a {type(model).__name__}")
+        if not isinstance(self.budget, Budget):
+            raise BadInput(f"a budget is attacks.Linf(eps) or attacks.L2(eps), found {self.budget!r}")
         check_images(x, y)
         if len(x) == 0:
             empty = torch.zeros(0, dtype=torch.bool, device=x.device)
@@ -220,6 +224,9 @@ def rough(net: nn.Module, x: Tensor) -> nn.Module:
 
 
 def check_images(x: Tensor, y: Tensor) -> None:
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        kinds = f"{type(x).__name__} and {type(y).__name__}"
+        raise BadInput(f"images and labels must be torch tensors, found {kinds}; see torch.as_tensor")
     if not x.is_floating_point():
         raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
     check_pairs(x, y)
@@ -251,11 +258,17 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     z = net(x[:PROBE])
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
-    if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
-        raise BadInput(
-            f"labels must lie in 0..{z.shape[1] - 1} for this model, found {int(y.min())} to {int(y.max())}"
-        )
+    check_classes(y, z.shape[1])
     return z
+
+
+def check_classes(y: Tensor, outputs: int) -> None:
+    """Whether a network with so many outputs can know these labels."""
+    low, high = int(y.min()), int(y.max())
+    if outputs == 1:
+        raise BadInput("the model has one output; let it return two logits, such as torch.cat([-z, z], 1)")
+    if low < 0 or high >= outputs:
+        raise BadInput(f"labels must lie in 0..{outputs - 1} for this model, found {low} to {high}")
 
 
 def check_rho(model: nn.Module, rho: float) -> None:

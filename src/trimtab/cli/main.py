@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -76,30 +79,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(command.run())
     except BadInput as trouble:
         return _say(str(trouble))
-    except (RuntimeError, MemoryError) as trouble:
-        from trimtab.models.memory import ran_out
-
-        if not ran_out(trouble):
-            if not any(words in str(trouble) for words in _MISFITS):
-                raise
-            return _say(f"the network cannot take these images: {str(trouble).splitlines()[0]}")
-        return _say(
-            "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
-        )
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as trouble:
-        if trouble.errno is None:  # not the system's, but some library's own
-            raise
-        return _say(f"{trouble.filename or 'a file'}: {trouble.strerror or trouble}")
     except KeyboardInterrupt:
         _say("interrupted; what was finished is kept")
         return 130
+    except Exception as trouble:
+        sentence = None if os.environ.get(TRACE) else _explained(trouble)
+        if sentence is None:
+            raise
+        return _say(sentence)
+
+
+TRACE = "TRIMTAB_TRACE"
+"""Set in the environment, it shows where an error came from."""
 
 
 _MISFITS = ("shapes cannot be multiplied", "must match", "expected input", "Calculated padded input size")
 """What torch says when layers are given another shape than they were made for."""
+
+
+def _explained(trouble: Exception) -> str | None:
+    """What went wrong, in a sentence, if it is the machine's fault or that of code which is not ours."""
+    from trimtab.models.memory import ran_out
+
+    first = (str(trouble).splitlines() or [""])[0]
+    if isinstance(trouble, RuntimeError | MemoryError) and ran_out(trouble):
+        return "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
+    if isinstance(trouble, RuntimeError) and any(words in str(trouble) for words in _MISFITS):
+        return f"the network cannot take these images: {first}"
+    if isinstance(trouble, OSError) and trouble.errno is not None:  # else it is some library's own
+        return f"{trouble.filename or 'a file'}: {trouble.strerror or trouble}"
+    place = _in_their_code(trouble)
+    return place and f"{place} raised {type(trouble).__name__}: {first} (where from, {TRACE}=1 shows)"
+
+
+def _in_their_code(trouble: Exception) -> str | None:
+    """The line of the user's code that an error came from, if it passed through it after ours."""
+    installed, ours = sysconfig.get_paths(), str(Path(trimtab.__file__).parent)
+    theirs = [installed[name] for name in ("purelib", "platlib", "stdlib")]
+    for frame in reversed(traceback.extract_tb(trouble.__traceback__)):
+        if frame.filename.startswith(ours):
+            return None
+        if frame.filename.endswith(".py") and not frame.filename.startswith(tuple(theirs)):
+            return f"{frame.filename}, line {frame.lineno},"
+    return None
 
 
 def _say(sentence: str) -> int:

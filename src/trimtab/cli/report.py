@@ -59,14 +59,12 @@ class Runs:
             show.table("Compared", columns, rows, right=range(2, 12))
         else:
             rows = [
-                [r.id[:8], r.finished, r.card.model, r.card.data, r.card.suite, str(len(r.card.flags))]
+                [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
                 for r in chosen
             ]
-            show.table(
-                f"{len(rows)} runs in {self.store}",
-                ["id", "finished (UTC)", "model", "data", "suite", "flags"],
-                rows,
-            )
+            columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
+            title = f"{len(rows)} runs in {self.store}; accuracies by the first norm state"
+            show.table(title, columns, rows, right=range(5, 9))
         return 0
 
 
@@ -97,6 +95,18 @@ class Report:
         else:
             show.out.print(f"The page is {self.out}.", markup=False)
         return 0
+
+
+HEADLINE = ("images", "clean", "worst attack", "doubts")
+
+
+def _headline(card: Card) -> list[str]:
+    from trimtab.cli import show
+
+    rows = [row for row in card.rows if row.state == card.rows[0].state]
+    found = [[row.accuracy for row in rows if row.kind == kind] for kind in ("clean", "attack")]
+    told = [show.percent(min(shares)) if shares else "" for shares in found]
+    return [str(max((row.n for row in rows), default=0)), *told, str(len(card.flags))]
 
 
 def _card(path: str) -> Card:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -103,7 +104,13 @@ def doubts(flags: Sequence[Flag]) -> None:
 
 @contextmanager
 def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on stderr with the time left; yields a function to tell (done, total, words)."""
+    """A bar on stderr with the time left; yields a function to tell (done, total, words).
+
+    Where nobody watches (a file, a pipe), it writes a line now and then instead.
+    """
+    if not err.is_terminal:
+        yield _lines(what, unit)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -118,3 +125,18 @@ def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, st
             bar.update(task, completed=done, total=total, description=escape(words or what))
 
         yield tell
+
+
+QUIET = 30.0
+"""Seconds between two lines of progress in a file."""
+
+
+def _lines(what: str, unit: str) -> Callable[[int, int, str], None]:
+    last = [time.monotonic()]
+
+    def tell(done: int, total: int, words: str = "") -> None:
+        if speaks() and time.monotonic() - last[0] > QUIET:
+            last[0] = time.monotonic()
+            err.print(f"{words or what}: {done:,} of {total:,} {unit}", markup=False, soft_wrap=True)
+
+    return tell

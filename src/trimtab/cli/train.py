@@ -85,11 +85,22 @@ class Train:
             else:
                 show.out.print(str(cost), markup=False)
             return 0
-        with train.progress_bar(shown=speaks()) as bar:
-            if self.resume is not None:
-                run = train.resume(self.resume, callbacks=[bar], engine=engine)
-            else:
-                run = train.fit(recipe=recipe, folder=self.out, callbacks=[bar], engine=engine)
+        try:
+            with train.progress_bar(shown=speaks()) as bar:
+                if recipe is None:
+                    assert self.resume is not None
+                    run = train.resume(self.resume, callbacks=[bar], engine=engine)
+                else:
+                    folder = self.out or train.new_folder(recipe)
+                    show.err.print(f"The run is in {folder}.", markup=False, soft_wrap=True)
+                    run = train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=engine)
+        except train.Stopped as stopped:
+            show.err.print(
+                f"Stopped, and saved; go on with: trimtab train --resume {stopped.folder}",
+                markup=False,
+                soft_wrap=True,
+            )
+            raise
         return self._finish(run)
 
     def _refuse_changes(self) -> None:
@@ -106,16 +117,16 @@ class Train:
 
     def _engine(self) -> Any:
         from trimtab import train
-        from trimtab.types import BadInput, number
+        from trimtab.types import BadInput
 
         if self.devices == "auto":
             return train.Engine()
-        devices = number(self.devices)
-        if devices < 1 or devices != int(devices):
-            raise BadInput(f"--devices is auto or a whole number from 1 on, found {self.devices}")
-        return train.Engine(devices=int(devices))
+        if not self.devices.isdecimal() or int(self.devices) < 1:
+            raise BadInput(f"--devices is auto or a whole number from 1 on, found {self.devices!r}")
+        return train.Engine(devices=int(self.devices))
 
     def _finish(self, run: Any) -> int:
+        from trimtab import norm
         from trimtab.cli import show
 
         chosen, how = run.chosen, run.recipe.validation.choose
@@ -130,5 +141,9 @@ class Train:
             recipe = run.recipe
             built = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
             data = "" if recipe.data.name == "sample" else f" --data {recipe.data.name}"
-            show.out.print(f"Next: trimtab evaluate file:{run.folder}{built}{data}", markup=False)
+            branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
+            states = f" --states running {' '.join(branches)}" if branches else ""
+            show.out.print(
+                f"Next: trimtab evaluate file:{run.folder}{built}{data}{states}", markup=False, soft_wrap=True
+            )
         return 0

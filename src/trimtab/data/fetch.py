@@ -100,6 +100,8 @@ def fetch(
     """
     if name not in PUBLISHED:
         raise BadInput(f"{name!r} cannot be fetched; these can: {', '.join(PUBLISHED)}")
+    if source is not None and not Path(source).expanduser().exists():
+        raise BadInput(f"{source} is not there; give the published file, or leave it out to download it")
     progress = progress or (lambda what, done, total: None)
     home = Path(root or default_root()).expanduser() / name
     for part in PUBLISHED[name]:

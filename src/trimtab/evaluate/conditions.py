@@ -23,11 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import attacks, draws
+from trimtab.attacks.base import check_classes
 from trimtab.attacks.geometry import distance
 from trimtab.data.corruptions import corrupt
+from trimtab.data.corruptions.apply import LEAST, takes
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
-from trimtab.types import BadInput, Budget, number, pretty
+from trimtab.types import BadInput, Budget, InputSpec, number, pretty
 
 Columns: TypeAlias = dict[str, Tensor]
 """One value per image and name."""
@@ -56,6 +58,9 @@ class Condition:
     def cost(self) -> float:
         """Roughly how many forward passes an image needs; only the time left is guessed from it."""
         return 1.0
+
+    def check(self, spec: InputSpec) -> None:
+        """Refuse images that it is not defined for, before anything is measured."""
 
     def applies(self, model: nn.Module, coupled: bool) -> bool:
         """Whether there is anything to measure on this model, whose images may influence each other in a
@@ -91,9 +96,7 @@ def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     z = model(x)
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
-    if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
-        found = f"{int(y.min())} to {int(y.max())}"
-        raise BadInput(f"labels must lie in 0..{z.shape[1] - 1} for this model, found {found}")
+    check_classes(y, z.shape[1])
     return z
 
 
@@ -141,6 +144,15 @@ class Corrupted(Condition):
     def shown(self, batch: Batch, seed: int) -> Tensor:
         textures = self.frost_textures
         return corrupt(batch.x, self.name, self.severity, seed=seed, ids=batch.ids, frost_textures=textures)
+
+    def check(self, spec: InputSpec) -> None:
+        if not takes(spec.channels, *spec.size):
+            height, width = spec.size
+            raise BadInput(
+                f"corruptions are defined for grey or RGB images of at least {LEAST} x {LEAST} pixels, and "
+                f"these have {spec.channels} channels and {height} x {width}; take a suite without them "
+                f"(quick), or larger images (folder:PATH@{LEAST})"
+            )
 
     def __str__(self) -> str:
         ice = (

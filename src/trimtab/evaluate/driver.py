@@ -6,6 +6,8 @@ Kill it at any time and call it again: it goes on where it was, and the card is 
 from __future__ import annotations
 
 import operator
+import pickle
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from torch import nn
 
 import trimtab
 from trimtab.certify.smoothing import statistics_of
-from trimtab.data import as_set
+from trimtab.data import Images, as_set
 from trimtab.evaluate import trust
 from trimtab.evaluate.card import Card, Flag, Progress, Row
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
@@ -30,6 +32,7 @@ from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
 from trimtab.keys import describe, digest
 from trimtab.measure.accuracy import Accuracy
+from trimtab.models import Pixels
 from trimtab.types import BadInput, Budget, InputSpec
 
 if TYPE_CHECKING:
@@ -132,6 +135,13 @@ def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress
     """Start processes, listen to the first one's progress, and return its card."""
     from lightning_fabric import Fabric
 
+    try:
+        pickle.dumps(model)
+    except Exception as why:  # whatever the model's parts raise
+        raise BadInput(
+            f"this model cannot be handed to other processes ({_first_line(why)}); define its classes at the "
+            "top of a module, or start the processes yourself with torchrun"
+        ) from None
     news: Any = get_context("spawn").SimpleQueue()
     listener = Thread(target=_relay, args=(news, progress), daemon=True)
     listener.start()
@@ -153,6 +163,7 @@ def _in_a_process(
     fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
 ) -> tuple[str, str]:
     """The card as text, or what was wrong with the input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     try:
         return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json(), ""
     except BadInput as problem:
@@ -174,6 +185,7 @@ def _carry_out(
     images = as_set(data)
     if len(images) == 0:
         raise BadInput("the data hold no image to evaluate on")
+    _check_fit(model, images, plan)
     n = len(images) if plan.limit is None else min(_positive("limit", plan.limit), len(images))
     subject = Subject(model, images, plan.store, plan.chunk, plan.batch_size, plan.keep_images, fabric)
     benches = [_Bench(subject, plan, state, n) for state in plan.states]
@@ -199,6 +211,19 @@ def _carry_out(
     if fabric is None or fabric.global_rank == 0:
         plan.store.record(digest(card.json())[:12], card.json())
     return card
+
+
+def _check_fit(model: nn.Module, images: Images, plan: _Plan) -> None:
+    """Whether model and conditions can take such images at all, before any is measured."""
+    channels = images.spec.channels
+    if isinstance(model, Pixels) and model.spec.channels != channels:
+        coloured = "folder:PATH@SIZE makes images RGB, without @SIZE grey ones stay grey"
+        raise BadInput(
+            f"the model takes images with {model.spec.channels} channels, and those of {images.name!r} have "
+            f"{channels}; give it the images that it was made for (--data; {coloured})"
+        )
+    for condition in plan.conditions:
+        condition.check(images.spec)
 
 
 class _Bench:
@@ -297,6 +322,10 @@ def _seeds(given: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, given if isinstance(given, Iterable) else (given,)))
     except TypeError:
         raise BadInput(f"a seed is a whole number, or several of them, found {given!r}") from None
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).partition("\n")[0] or type(problem).__name__
 
 
 def _positive(name: str, value: int) -> int:

@@ -31,6 +31,7 @@ class Health(Condition):
     """How a model behaves on images as they are. Per image:
 
     common       the label is the most common one
+    usual        the answer is the model's most common one
     finite       all logits are numbers
     unsteady     how far two passes over the same batch are apart, relative to the largest logit
     beside       how far passes in batches of 1, 7 and 64 are from the pass over all
@@ -44,6 +45,7 @@ class Health(Condition):
     spec: InputSpec
     """The mean and deviation with which a normalisation may be missing, or one too many."""
     kind: ClassVar[str] = "health"
+    version: ClassVar[int] = 2
     whole: ClassVar[bool] = True
 
     @property
@@ -79,6 +81,7 @@ class Health(Condition):
         return {
             "correct": z.argmax(1) == y,
             "common": y == y.mode().values,
+            "usual": z.argmax(1) == z.argmax(1).mode().values,
             "finite": z.isfinite().all(1),
             "unsteady": apart(seen(x)),
             "beside": torch.stack(beside).amax(0),

@@ -114,10 +114,14 @@ def stopped(flags: Sequence[Flag], attack: Any = None) -> bool:
 
 
 def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
-    """Each flag once, by the first thing that raised it."""
+    """Each flag once, by the first thing that raised it, and none that another explains."""
     first: dict[str, Flag] = {}
     for flag in flags:
         first.setdefault(flag.name, replace(flag, state=str(state)))
+    if "constant" in first:  # nothing breaks what never changes its answer, and that is no masking
+        first.pop("unbounded", None)
+    if "normalisation" in first:  # wrong pixels may well look all the same
+        first.pop("constant", None)
     return tuple(first.values())
 
 
@@ -191,6 +195,9 @@ def health_flags(columns: Columns) -> Iterator[Flag]:
     if not columns["finite"].all():
         lost = int((~columns["finite"]).sum())
         yield Flag("non-finite", f"logits of {lost} of {n} images are not numbers", "repair the model first")
+    if columns["usual"].all() and not columns["common"].all():
+        saw = f"all {n} images are given the same class"
+        yield Flag("constant", saw, "train the model, or give it images like those that it was trained on")
     unsteady, beside = float(columns["unsteady"].max()), float(columns["beside"].max())
     if unsteady > 1e-4:
         yield Flag(
@@ -314,7 +321,9 @@ def suite_flags(seen: Sequence[tuple[Cell, Columns]], rows: Sequence[Row]) -> It
     for row in sorted(rows, key=lambda row: row.interval[0] - row.interval[1])[:1]:
         low, high = row.interval
         if high - low > WIDEST:
-            saw = f"{row.accuracy:.1%} of {row.n} images may be {low:.1%} to {high:.1%} of all (95 %)"
+            saw = (
+                f"{row.condition}: {row.accuracy:.1%} of {row.n} images may be {low:.1%} to {high:.1%} of all"
+            )
             yield Flag("samples", saw, f"measure {ENOUGH} images or more")
 
 

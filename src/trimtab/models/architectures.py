@@ -134,6 +134,8 @@ def _function(name: str) -> Callable[..., Any]:
         raise BadInput(f"importing {where} failed with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
+    if folder not in sys.path:  # behind all else, for what it imports later, and in other processes
+        sys.path.append(folder)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise BadInput(f"{where} has no function {function_name!r}")
@@ -141,7 +143,11 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _run(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"trimtab_user_{file.stem}", file)
+    """The module in a file, by its own name if an import would find it so: other processes do."""
+    found = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
+    own = found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve()
+    name = file.stem if own else f"trimtab_user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

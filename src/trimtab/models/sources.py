@@ -123,6 +123,10 @@ def load(
     network that comes with weights is in eval mode.
     """
     source = f"file:{source}" if isinstance(source, Path) else source
+    if not isinstance(source, str):
+        own = "it is a model already: use it as it is, or models.wrap(it, InputSpec(...))"
+        what = own if isinstance(source, nn.Module) else "write it like zoo:NAME, file:PATH or timm:NAME"
+        raise BadInput(f"trimtab.load takes the name of a model, found a {type(source).__name__}; {what}")
     parsed = parse(source)
     arguments = {**parsed.arguments, **arguments}
     stated = arguments.pop("classes", None)

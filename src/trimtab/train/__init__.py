@@ -21,7 +21,7 @@ from trimtab.train.loop import fit, resume
 from trimtab.train.mixture import AdvProp, Mixture
 from trimtab.train.plan import Plan, plan
 from trimtab.train.recipe import Recipe, read_recipe, shipped, write_recipe
-from trimtab.train.runs import Run
+from trimtab.train.runs import Run, new_folder
 from trimtab.train.sam import SAM
 from trimtab.train.standard import Standard
 from trimtab.train.start import Engine
@@ -29,6 +29,6 @@ from trimtab.train.watch import Diverged, Event, Stopped, progress_bar, tensorbo
 
 __all__ = [
     "LIGS", "SAM", "AdvBN", "AdvProp", "Adversarial", "Apart", "Diverged", "Engine", "Event", "Gaussian",
-    "Mixture", "Objective", "Passes", "Plan", "Recipe", "Run", "Standard", "Stopped", "fit", "plan",
-    "progress_bar", "read_recipe", "resume", "shipped", "tensorboard", "write_recipe",
+    "Mixture", "Objective", "Passes", "Plan", "Recipe", "Run", "Standard", "Stopped", "fit", "new_folder",
+    "plan", "progress_bar", "read_recipe", "resume", "shipped", "tensorboard", "write_recipe",
 ]  # fmt: skip

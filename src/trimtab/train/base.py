@@ -125,6 +125,9 @@ def _plain_backward(loss: Tensor, last: bool) -> None:
 
 def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean over the batch, of class numbers or of probabilities."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise BadInput(f"the model must return logits of shape (N, classes), found {found}")
     return F.cross_entropy(logits, y, label_smoothing=smoothing)
 
 

@@ -33,7 +33,16 @@ from trimtab.train.optimise import optimiser_for, rate
 from trimtab.train.processes import average, companions
 from trimtab.train.recipe import Recipe, read_recipe
 from trimtab.train.runs import Run
-from trimtab.train.start import Engine, alike, fingerprint, loader_for, network, prepared, training_sets
+from trimtab.train.start import (
+    Engine,
+    alike,
+    fingerprint,
+    loader_for,
+    named,
+    network,
+    prepared,
+    training_sets,
+)
 from trimtab.train.validate import validate
 from trimtab.train.watch import Callback, Diverged, Event, Stopped, culprit, signals
 from trimtab.train.work import Work, norm_policy, parts_of
@@ -53,10 +62,10 @@ def fit(
     The run's folder must be new. A run that was interrupted is continued by `resume`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe({} if recipe is None else recipe)
-    if isinstance(model, str):
-        recipe = replace(recipe, model=model)
-    if isinstance(data, str):
-        recipe = replace(recipe, data=replace(recipe.data, name=data))
+    if model is not None:
+        recipe = replace(recipe, model=named(model))
+    if data is not None:
+        recipe = replace(recipe, data=replace(recipe.data, name=named(data)))
     recipe = read_recipe(runs.plain_recipe(recipe))  # as its file says it, which a resumed run goes by
     fabric = (engine or Engine()).start(recipe.precision)
     run = _created(fabric, recipe, folder)
@@ -292,7 +301,7 @@ def _asked_to_stop(work: Work, caught: list[int]) -> bool:
 
 def _stop(work: Work, caught: list[int]) -> None:
     _save(work)
-    raise Stopped(128 + (caught[0] if caught else signal.SIGTERM))
+    raise Stopped(128 + (caught[0] if caught else signal.SIGTERM), work.run.folder)
 
 
 def _tell(

@@ -50,6 +50,7 @@ def parsed(text: str, where: str) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise BadInput(f"{where} uses YAML aliases (*name), which a recipe does not need; write them out")
+        _refuse_doubles(yaml.compose(text, yaml.SafeLoader), where)
         return yaml.safe_load(text)
     except yaml.YAMLError as problem:
         raise BadInput(f"{where} is not valid YAML: {' '.join(str(problem).split())}") from None
@@ -59,6 +60,19 @@ def parsed(text: str, where: str) -> Any:
         if isinstance(problem, BadInput):
             raise
         raise BadInput(f"{where} holds a value that YAML cannot read: {problem}") from None
+
+
+def _refuse_doubles(node: Any, where: str) -> None:
+    """Of a key that stands twice YAML would silently take the last."""
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BadInput(f"{where} has the key {twice!r} twice; leave one of them out")
+    if isinstance(node, yaml.CollectionNode):
+        for inner in node.value:
+            for one in inner if isinstance(inner, tuple) else (inner,):
+                _refuse_doubles(one, where)
 
 
 def read(kind: Any, value: Any, kinds: Kinds, at: str = "") -> Any:

@@ -6,6 +6,7 @@ numbers may be written 8/255 or 1e-3, and any key can be overridden by its dotte
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -251,9 +252,11 @@ def _parse(source: str | Path) -> dict[str, Any]:
     elif str(source) in shipped():
         text = (_home() / f"{source}.yaml").read_text()
     else:
-        raise BadInput(
-            f"there is no recipe {str(source)!r}; give a YAML file or one of {', '.join(shipped())}"
+        near = difflib.get_close_matches(str(source), shipped(), 1)
+        advice = (
+            f"did you mean {near[0]!r}?" if near else f"give a YAML file or one of {', '.join(shipped())}"
         )
+        raise BadInput(f"there is no recipe {str(source)!r}; {advice}")
     given = parsed(text, str(source))
     if not isinstance(given, dict):
         raise BadInput(f"{source} must hold keys and values, found {type(given).__name__}")

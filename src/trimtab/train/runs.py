@@ -74,11 +74,8 @@ class Run:
 
 
 def create(recipe: Recipe, folder: str | Path | None) -> Run:
-    """A new run's folder; `runs/KIND-1`, `-2`, ... if none is named."""
-    if folder is None:
-        kind = type(recipe.objective).__name__.lower()
-        taken = (Path("runs") / f"{kind}-{number}" for number in range(1, 1 << 30))
-        folder = next(path for path in taken if not path.exists())
+    """A new run's folder, of its own choice if none is named."""
+    folder = folder or new_folder(recipe)
     run = Run(Path(folder), recipe)
     if run.last.exists():
         raise BadInput(f"{folder} holds a run already; resume it, or name another folder")
@@ -87,6 +84,13 @@ def create(recipe: Recipe, folder: str | Path | None) -> Run:
     write_text(run.folder / "recipe.yaml", write_recipe(recipe))
     write_text(run.folder / "environment.json", json.dumps(environment(), indent=2))
     return run
+
+
+def new_folder(recipe: Recipe) -> Path:
+    """The first of `runs/KIND-1`, `-2`, ... that is not there."""
+    kind = type(recipe.objective).__name__.lower()
+    taken = (Path("runs") / f"{kind}-{number}" for number in range(1, 1 << 30))
+    return next(path for path in taken if not path.exists())
 
 
 def existing(folder: str | Path) -> Run:

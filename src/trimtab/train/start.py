@@ -49,11 +49,35 @@ class Engine:
         return fabric
 
 
+OWN = "own:"
+"""How a recipe names a model or images that were objects of the caller's."""
+
+
+def named(given: Any) -> str:
+    """What a recipe says of a model or of images: a name as it is, of an object its kind."""
+    if isinstance(given, str):
+        return given
+    own = getattr(given, "name", None)
+    return f"{OWN}{own if isinstance(own, str) else type(given).__name__}"
+
+
+def _known(source: str, what: str) -> str:
+    if source.startswith(OWN):
+        raise BadInput(
+            f"the run was begun from Python with {what} of its own ({source.removeprefix(OWN)}); go on "
+            "there, with train.resume(folder, model, data)"
+        )
+    return source
+
+
 def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
     """The images to train on, and those held out to choose checkpoints by."""
-    named = data is None or isinstance(data, str)
-    cropped = [name for name, _ in parsed(recipe.data.augment)[0]][:1] == [RESIZED_CROP]
-    whole = load_set(data or recipe.data.name, "train", decoded=not cropped) if named else as_set(data)
+    if data is None or isinstance(data, str):
+        data = _known(data or recipe.data.name, "images")
+        cropped = [name for name, _ in parsed(recipe.data.augment)[0]][:1] == [RESIZED_CROP]
+        whole = load_set(data, "train", decoded=not cropped)
+    else:
+        whole = as_set(data)
     whole = _not_by_class(whole)
     held = recipe.data.validation
     if held >= len(whole):
@@ -109,7 +133,7 @@ def network(model: nn.Module | str | None, recipe: Recipe, images: Images) -> nn
     """
     if isinstance(model, nn.Module):
         return model
-    source = model or recipe.model
+    source = _known(model or recipe.model, "a model")
     torch.manual_seed(recipe.seed)
     if models.has_record(source):
         made = models.load(source, classes=images.classes)

@@ -47,6 +47,11 @@ class Diverged(BadInput):
 class Stopped(SystemExit):
     """A signal asked the run to end; its state was saved first."""
 
+    def __init__(self, code: int, folder: Path) -> None:
+        super().__init__(code)
+        self.folder = folder
+        """Of the run, to resume it."""
+
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
@@ -100,7 +105,10 @@ def _note(order: list[str], name: str, out: Any) -> None:
 
 @contextmanager
 def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callback]:
-    """A callback that shows steps, losses and the time left on stderr: stdout is for results."""
+    """A callback that shows steps, losses and the time left on stderr: stdout is for results.
+
+    Where nobody watches (a file, a pipe), it writes a line for every epoch instead.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -108,12 +116,20 @@ def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callba
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[now]}"),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not shown or not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, now="")
 
         def show(event: Event) -> None:
-            now = "  ".join(f"{name} {value:.3f}" for name, value in event.values.items() if name != "epoch")
-            bar.update(task, total=event.steps, completed=event.step, now=f"epoch {event.epoch + 1}  {now}")
+            told = [
+                f"{name} {value:.3f}" for name, value in event.values.items() if name not in ("epoch", "step")
+            ]
+            now = "  ".join([f"epoch {event.epoch + 1}", *told])
+            bar.update(task, total=event.steps, completed=event.step, now=now)
+            if shown and not console.is_terminal and event.kind == "epoch":
+                console.print(
+                    f"{title}: step {event.step} of {event.steps}, {now}", markup=False, soft_wrap=True
+                )
 
         yield show
 

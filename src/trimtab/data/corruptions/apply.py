@@ -38,6 +38,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 }
 
 _ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
+LEAST = 28  # pixels a side, from which corruptions are defined
 AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
 _ALMOST = 1e-3  # of a level: what arithmetic may lose of a whole one before it is cut off
 
@@ -75,6 +76,11 @@ def corrupt(
     return out
 
 
+def takes(channels: int, height: int, width: int) -> bool:
+    """Whether corruptions are defined for such images."""
+    return channels in (1, 3) and min(height, width) >= LEAST
+
+
 def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
     if name not in FUNCTIONS:
         raise BadInput(f"there is no corruption {name!r}; choose one of {', '.join(FUNCTIONS)}")
@@ -82,10 +88,10 @@ def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
         raise BadInput(f"severity must be 1, 2, 3, 4 or 5, found {severity!r}")
     if table is not None and table not in TABLES:
         raise BadInput(f"the table of constants must be 32 or 224, found {table!r}")
-    if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 28:
+    if x.ndim != 4 or not takes(*x.shape[1:]):
         raise BadInput(
-            "images to corrupt must be (N, C, H, W) of 1 or 3 channels and at least 28 x 28 pixels, "
-            f"found {tuple(x.shape)}"
+            "images to corrupt must be (N, C, H, W) of 1 or 3 channels and at least "
+            f"{LEAST} x {LEAST} pixels, found {tuple(x.shape)}"
         )
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise BadInput(f"images to corrupt must be floating point or uint8, found {x.dtype}")
