@@ -40,6 +40,7 @@ FLAGS = {
     "unbounded": "Images stand although the attack may change them into anything. No classifier can do that.",
     "black box": "A search that never looks at gradients finds what gradients missed.",
     "curve": "The accuracy was still falling when the attack ended: it is an upper bound, not the value.",
+    "constant": "It gives one class to every image, so no accuracy here says more than how common that is.",
     "untrained": "Its layers normalise with the numbers that PyTorch fills in before training.",
     "samples": "With this few images the true accuracy may be far from the one printed.",
 }
