@@ -92,14 +92,10 @@ class Train:
                     run = train.resume(self.resume, callbacks=[bar], engine=engine)
                 else:
                     folder = self.out or train.new_folder(recipe)
-                    show.err.print(f"The run is in {folder}.", markup=False, soft_wrap=True)
+                    _note(f"Training in {folder}.")
                     run = train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=engine)
         except train.Stopped as stopped:
-            show.err.print(
-                f"Stopped, and saved; go on with: trimtab train --resume {stopped.folder}",
-                markup=False,
-                soft_wrap=True,
-            )
+            _note(f"Stopped, and saved; go on with: trimtab train --resume {stopped.folder}")
             raise
         return self._finish(run)
 
@@ -147,3 +143,11 @@ class Train:
                 f"Next: trimtab evaluate file:{run.folder}{built}{data}{states}", markup=False, soft_wrap=True
             )
         return 0
+
+
+def _note(sentence: str) -> None:
+    """For people, on stderr; of several processes the first one says it."""
+    from trimtab.cli import show
+
+    if speaks():
+        show.err.print(sentence, markup=False, soft_wrap=True)
