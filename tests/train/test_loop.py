@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import resource
 import signal
 from collections.abc import Mapping
@@ -26,7 +27,6 @@ from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train import checkpoint
-from trimtab.train.adversarial import spread
 from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
 from trimtab.train.start import network, training_sets
 from trimtab.train.validate import _share
@@ -661,12 +661,9 @@ def test_a_process_without_a_held_out_image_has_nothing_to_add() -> None:
     assert counts == [1, 0]
 
 
-@pytest.mark.parametrize("share", [0.03, 0.1, 0.6, 1.0])
-def test_processes_choose_the_clean_images_that_one_would(share: float) -> None:
-    whole = spread(256, share).tolist()
-    parts = [(spread(32, share, 32 * rank) + 32 * rank).tolist() for rank in range(8)]
-    assert [one for part in parts for one in part] == whole
-    assert len(whole) == int(256 * share + 1e-9)
+def test_a_run_that_was_stopped_can_be_told_across_processes() -> None:
+    again = pickle.loads(pickle.dumps(train.Stopped(143, Path("runs/a"))))
+    assert (again.code, again.folder) == (143, Path("runs/a"))
 
 
 def test_a_batch_with_no_clean_image_keeps_the_whole_adversarial_loss() -> None:

@@ -117,13 +117,14 @@ def _explained(trouble: Exception) -> str | None:
 
 def _in_their_code(trouble: Exception) -> str | None:
     """The line of the user's code that an error came from, if it passed through it after ours."""
-    installed, ours = sysconfig.get_paths(), str(Path(trimtab.__file__).parent)
-    theirs = [installed[name] for name in ("purelib", "platlib", "stdlib")]
+    ours, library = Path(trimtab.__file__).parent, Path(sysconfig.get_path("stdlib"))
     for frame in reversed(traceback.extract_tb(trouble.__traceback__)):
-        if frame.filename.startswith(ours):
+        file = Path(frame.filename)
+        if file.is_relative_to(ours):
             return None
-        if frame.filename.endswith(".py") and not frame.filename.startswith(tuple(theirs)):
-            return f"{frame.filename}, line {frame.lineno},"
+        installed = {"site-packages", "dist-packages"} & {*file.parts} or file.is_relative_to(library)
+        if file.suffix == ".py" and not installed:
+            return f"{file}, line {frame.lineno},"
     return None
 
 

@@ -78,12 +78,12 @@ def build(
         if recorded(out).items() >= about.items():
             return out
         raise BadInput(f"{out} holds another set; give another name, or remove it first")
-    parts = out.with_name(
-        f".{out.stem}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}"
-    )
+    chunk = _chunk(method)
+    told = json.dumps(about if chunk == CHUNK else {**about, "chunk": chunk}, sort_keys=True)
+    parts = out.with_name(f".{out.stem}-{hashlib.sha256(told.encode()).hexdigest()[:16]}")
     with readable_errors(parts):
         parts.mkdir(parents=True, exist_ok=True)
-    made, chunk = [], _chunk(method)
+    made = []
     for start in range(0, len(images), chunk):
         path = parts / f"{start:08d}.safetensors"
         if held(path) is None:

@@ -29,7 +29,7 @@ from trimtab.data.corruptions import corrupt
 from trimtab.data.corruptions.apply import LEAST, takes
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
-from trimtab.types import BadInput, Budget, InputSpec, number, pretty
+from trimtab.types import BadInput, Budget, InputSpec, Linf, number, pretty
 
 Columns: TypeAlias = dict[str, Tensor]
 """One value per image and name."""
@@ -214,13 +214,16 @@ def _believed(found: Any, x: Tensor, budget: Budget | None) -> Tensor:
     if not isinstance(found, Tensor) or found.shape != x.shape:
         told = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise BadInput(f"the attack was given images of shape {tuple(x.shape)} and returned {told}")
+    found = found.detach().to(x)
+    slack = max(ROUNDING, torch.finfo(x.dtype).eps)  # half precision cannot do better
     low, high = float(found.min()), float(found.max())
-    if not (low >= -ROUNDING and high <= 1 + ROUNDING):
+    if not (low >= -slack and high <= 1 + slack):
         raise BadInput(f"the attack returned pixels from {low:.3g} to {high:.3g}; they must lie in [0, 1]")
-    far = 0.0 if budget is None else float(distance(found, x, budget).max())
-    if budget is not None and not far <= budget.radius + ROUNDING:
+    far = 0.0 if budget is None else float(distance(found.float(), x.float(), budget).max())
+    spread = 1.0 if isinstance(budget, Linf) or slack == ROUNDING else x[0].numel() ** 0.5
+    if budget is not None and not far <= budget.radius + slack * spread:
         raise BadInput(f"the attack left its budget: {far:.4g} from an image, {budget} allowed")
-    return found.detach().to(x)
+    return found
 
 
 def as_condition(given: Any) -> Condition:

@@ -163,7 +163,7 @@ def _in_a_process(
     fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
 ) -> tuple[str, str]:
     """The card as text, or what was wrong with the input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word, as the end of its parent does
     try:
         return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json(), ""
     except BadInput as problem:

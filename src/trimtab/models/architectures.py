@@ -143,8 +143,12 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _run(file: Path) -> ModuleType:
-    """The module in a file, by its own name if an import would find it so: other processes do."""
-    found = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
+    """The module in a file, by its own name if an import would find it so: other processes do.
+
+    A module of that name that was imported already stays as it is.
+    """
+    free = file.stem.isidentifier() and file.stem not in sys.modules
+    found = importlib.util.find_spec(file.stem) if free else None
     own = found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve()
     name = file.stem if own else f"trimtab_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -152,7 +156,11 @@ def _run(file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]  # which is only half there
+        raise
     return module
 
 

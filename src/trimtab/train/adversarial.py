@@ -8,9 +8,9 @@ ALP       adversarial logit pairing (Kannan et al. 2018): plus w times the mean 
           between the logits of an image and of its adversarial twin, over the pairs in the batch
 Norm      the attack sees running statistics that do not learn; the training pass turns nothing
 Cost      the attack's passes, and one forward and backward pass over (1 + k) N images
-Changed   clean images are spread evenly over the whole batch, so that their choice does not depend on the
-          number of processes (parts of an accumulated batch choose by themselves); the attack on a mixed
-          label takes the class with the larger share
+Changed   clean images are spread evenly over the batch, in each process and in each part of an accumulated
+          batch by itself: a share that comes out even there does not depend on their number, another is
+          rounded down; the attack on a mixed label takes the class with the larger share
 Beware    with k > 0 and batch norm the network may lose robustness against long attacks: that is the
           finding of the paper, see `Mixture`. ALP can mask gradients (Engstrom et al. 2018).
 """
@@ -35,7 +35,6 @@ from trimtab.train.base import (
     check_smoothing,
     cross_entropy,
 )
-from trimtab.train.processes import rank
 from trimtab.types import BadInput
 
 
@@ -68,7 +67,7 @@ class Adversarial(Objective):
 
     def run(self, step: Step) -> Parts:
         twins = attacked(self.attack, step)
-        kept = spread(len(step.x), self.clean, rank() * len(step.x)).to(step.x.device)
+        kept = spread(len(step.x), self.clean).to(step.x.device)
         logits = step.model(torch.cat([step.x[kept], twins]))
         z_clean, z_adv = logits.split([len(kept), len(twins)])
         parts = {"adv": cross_entropy(z_adv, step.y, self.label_smoothing)}
@@ -96,9 +95,9 @@ def pairing(z_clean: Tensor, z_adv: Tensor) -> Tensor:
     return (z_clean - z_adv).square().mean()
 
 
-def spread(n: int, share: float, first: int = 0) -> Tensor:
-    """Which of n rows, if a `share` of all are evenly spaced and these begin with the `first`."""
-    reached = (torch.arange(first, first + n + 1, dtype=torch.float64) * share + 1e-9).floor()
+def spread(n: int, share: float) -> Tensor:
+    """Which `share` of n rows, evenly spaced: equal parts of a batch keep equal shares."""
+    reached = (torch.arange(n + 1, dtype=torch.float64) * share + 1e-9).floor()
     return (reached.diff() > 0).nonzero().flatten()
 
 

@@ -52,6 +52,9 @@ class Stopped(SystemExit):
         self.folder = folder
         """Of the run, to resume it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.folder)
+
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
