@@ -134,6 +134,7 @@ class _Plan:
 def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> Card:
     """Start processes, listen to the first one's progress, and return its card."""
     from lightning_fabric import Fabric
+    from torch.multiprocessing import ProcessExitedException
 
     try:
         pickle.dumps(model)
@@ -151,6 +152,12 @@ def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress
     work = partial(_in_a_process, data=data, plan=plan, progress=news.put if progress else None)
     try:
         card, problem = fabric.launch(work, model)
+    except ProcessExitedException as ended:
+        if ended.signal_name == "SIGINT":
+            raise KeyboardInterrupt from None
+        raise BadInput(
+            f"one of the processes was lost ({_first_line(ended)}); what was finished is kept: run it again"
+        ) from None
     finally:
         news.put(None)
         listener.join()
