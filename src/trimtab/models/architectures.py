@@ -145,9 +145,12 @@ def _function(name: str) -> Callable[..., Any]:
 def _run(file: Path) -> ModuleType:
     """The module in a file, by its own name if an import would find it so: other processes do.
 
-    A module of that name that was imported already stays as it is.
+    A module of that name that was imported already stays as it is, and is taken if it is this one.
     """
-    free = file.stem.isidentifier() and file.stem not in sys.modules
+    known = sys.modules.get(file.stem)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == file.resolve():
+        return known
+    free = file.stem.isidentifier() and known is None
     found = importlib.util.find_spec(file.stem) if free else None
     own = found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve()
     name = file.stem if own else f"trimtab_user_{file.stem}"
