@@ -144,3 +144,5 @@ if __name__ == "__main__":
         kill_and_resume(Path(sys.argv[2]))
     else:
         two_processes(Path(sys.argv[1]))
+        # A process that ends while the group's threads still run may be aborted.
+        torch.distributed.destroy_process_group()

@@ -97,6 +97,10 @@ class Train:
         except train.Stopped as stopped:
             _note(f"Stopped, and saved; go on with: trimtab train --resume {stopped.folder}")
             raise
+        import torch.distributed as processes
+
+        if processes.is_available() and processes.is_initialized():
+            processes.destroy_process_group()  # one that ends while its threads still run may be aborted
         return self._finish(run)
 
     def _refuse_changes(self) -> None:
