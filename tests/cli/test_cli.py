@@ -248,6 +248,17 @@ def test_advbn_images_hurt_more_than_their_reconstructions():
     assert found["AdvBN"] < found["reconstructed"]
 
 
+def test_no_decoder_is_trained_for_a_name_that_is_taken(capsys, saved, monkeypatch):
+    def trained(*_, **__):
+        raise AssertionError("a decoder was trained")
+
+    Path("AdvBN.npz").write_bytes(b"a set of another kind")
+    monkeypatch.setattr("trimtab.construct.painter", trained)
+    code, _, err = say(capsys, "construct", "AdvBN", saved, "--limit", "8", "--decoder", "8", "1")
+    assert code == 2
+    assert "AdvBN.npz holds another set" in err
+
+
 def test_lens_and_construct_run(capsys, saved):
     found = as_json(capsys, "lens", saved, "--limit", "32", "--eps", "0", "0.2")
     assert set(found["ligs"]) == {"gaussian", "uniform", "fgsm", "pgd"}

@@ -48,10 +48,12 @@ class Construct:
         from trimtab.cli import show
 
         self._check()
+        about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
+        if self.kind in PAINTED:
+            construct.place_for(about, self._out)  # before a decoder is trained for it
         model = loaded(self.model, self.device)
         images = first(data.load(self.data, self.split), self.limit)
         method = self._method(model)
-        about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
         with show.progress(f"constructing {self.kind}") as tell:
             out = construct.build(
                 method,

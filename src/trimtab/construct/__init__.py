@@ -11,7 +11,7 @@ advbn_images   encoder, AdvBN on its features, decoder: what AdvBN looks like
 
 from trimtab.construct.advbn_images import AdvBNImages
 from trimtab.construct.autoencoder import Autoencoder, Decoder, train_decoder
-from trimtab.construct.build import KINDS, Construction, build, construction, recorded
+from trimtab.construct.build import KINDS, Construction, build, construction, place_for, recorded
 from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabelled
 from trimtab.construct.painter import painter
@@ -19,5 +19,5 @@ from trimtab.construct.transfer import transfer
 
 __all__ = [
     "KINDS", "AdvBNImages", "Autoencoder", "Construction", "Decoder", "FeatureMatch", "Relabelled", "build",
-    "construction", "painter", "recorded", "train_decoder", "transfer",
+    "construction", "painter", "place_for", "recorded", "train_decoder", "transfer",
 ]  # fmt: skip

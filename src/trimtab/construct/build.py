@@ -68,16 +68,11 @@ def build(
     Killed and called again with the same arguments, it goes on; once finished, it is not repeated. A file
     that holds another set is not overwritten.
     """
-    out = Path(out)
-    if not out.name or out.name == "..":
-        raise BadInput(f"{str(out)!r} names no file to write; give a name such as D_R.npz")
-    out = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     about = {"method": f"{type(method).__name__}", **_plain(method), "data": images.digest, "seed": seed}
     about |= {"model": weights(model), "branch": norm.in_force(model)}
+    out = place_for(about, out)
     if out.exists():
-        if recorded(out).items() >= about.items():
-            return out
-        raise BadInput(f"{out} holds another set; give another name, or remove it first")
+        return out
     chunk = _chunk(method)
     told = json.dumps(about if chunk == CHUNK else {**about, "chunk": chunk}, sort_keys=True)
     parts = out.with_name(f".{out.stem}-{hashlib.sha256(told.encode()).hexdigest()[:16]}")
@@ -104,6 +99,17 @@ def build(
     with placed(out) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     shutil.rmtree(parts)
+    return out
+
+
+def place_for(about: Mapping[str, Any], out: str | Path) -> Path:
+    """The file for a set of which this is known; one that holds another set is refused."""
+    out = Path(out)
+    if not out.name or out.name == "..":
+        raise BadInput(f"{str(out)!r} names no file to write; give a name such as D_R.npz")
+    out = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
+    if out.exists() and not recorded(out).items() >= about.items():
+        raise BadInput(f"{out} holds another set; give another name, or remove it first")
     return out
 
 
