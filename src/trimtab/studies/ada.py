@@ -365,19 +365,25 @@ def batch_sizes(bench: Bench) -> dict[str, float]:
         Above("high frequencies under noise, static", "high frequencies, clean"),
         Above("high frequencies, clean", "high frequencies under fog, static"),
     ],
-    networks=[ADV_INF], minutes=0.3,
+    networks=[ADV_INF], minutes=0.3, version=2,
 )  # fmt: skip
 def gradients(bench: Bench) -> dict[str, float]:
-    """Alignment: the cosine with the gradient at the clean image; high: energy above half the highest."""
+    """Alignment: the cosine with what the same network, adapting or not, has at the clean image; high: energy
+    above half the highest. Adapting by itself turns gradients: how far, at clean images, is told beside."""
     static = bench.network(ADV_INF)
     ways = {"static": static, "adapted": adapt.per_batch(static)}
     batch = next(bench.batches(bench.images(n=bench.scale.batch), bench.scale.batch))
-    at_clean = measure.loss_gradients(static, batch.x, batch.y)
+    at_clean = {way: measure.loss_gradients(model, batch.x, batch.y) for way, model in ways.items()}
+
+    def alignment(one: Tensor, other: Tensor) -> float:
+        one, other = one.flatten(1).double(), other.flatten(1).double()
+        return float(torch.cosine_similarity(one, other, eps=1e-30).mean())
 
     def high(gradient: Tensor) -> float:
         return fmean(measure.high_share(one[None]) for one in gradient)
 
-    rows = {"high frequencies, clean": high(at_clean)}
+    rows = {"high frequencies, clean": high(at_clean["static"])}
+    rows["alignment of both ways at clean images"] = alignment(*at_clean.values())
     shown = {
         "noise": Noise(bench.scale.noise),
         "fog": Corrupted("fog", 5),
@@ -388,9 +394,6 @@ def gradients(bench: Bench) -> dict[str, float]:
         x = condition.shown(batch, bench.seed)
         for way, model in ways.items():
             found = measure.loss_gradients(model, x, batch.y)
-            cosine = torch.cosine_similarity(
-                found.flatten(1).double(), at_clean.flatten(1).double(), eps=1e-30
-            )
-            rows[f"alignment under {name}, {way}"] = float(cosine.mean())
+            rows[f"alignment under {name}, {way}"] = alignment(found, at_clean[way])
             rows[f"high frequencies under {name}, {way}"] = high(found)
     return rows

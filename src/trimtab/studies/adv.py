@@ -14,9 +14,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-import safetensors.torch
-
 from trimtab import construct, data, train
+from trimtab.construct.build import held, keep
 from trimtab.data import Images
 from trimtab.evaluate import Branch, Corrupted, NormState
 from trimtab.keys import digest
@@ -129,7 +128,8 @@ OTHERS = {
         cut="features.3", rectify=True,
     ),
     "EfficientNet-B0 (small: WRN-10-1)": architecture(
-        "advbn-efficientnet-paper", "torchvision:efficientnet_b0+IMAGENET1K_V1", "net:wrn10_1", cut="layer1",
+        "advbn-efficientnet-paper", "torchvision:efficientnet_b0+IMAGENET1K_V1", "net:wrn10_1",
+        cut="layer2.0.act1",  # behind a ReLU: the batch norm that follows a block there undoes any shift
     ),
 }  # fmt: skip
 
@@ -189,14 +189,13 @@ def painter(bench: Bench) -> construct.Autoencoder:
     auto = construct.Autoencoder.of(bench.network(PAINTER), about["behind"], bench.seed)
     file = bench.folder / "painters" / f"{digest(about)[:16]}.safetensors"
     with only_one(file.with_suffix(".lock")):
-        if file.exists():
-            auto.decoder.load_state_dict(safetensors.torch.load_file(file))
-        else:
+        known = held(file)
+        if known is None:
             images = bench.images("train", bench.scale.made)
             construct.train_decoder(auto, images, bench.scale.decoder_epochs, batch_size=32, seed=bench.seed)
-            part = file.with_suffix(".part")
-            safetensors.torch.save_file(auto.decoder.state_dict(), part)
-            part.replace(file)
+            keep(file, auto.decoder.state_dict())
+        else:
+            auto.decoder.load_state_dict(known)
     return auto.eval()
 
 

@@ -13,7 +13,9 @@ Cost      one forward pass of the front, `steps` passes of the tail, and one of 
 Changed   over several processes mean and ascent are those of the whole batch (there: of each GPU)
 Controls  `attack="random"` draws the statistics evenly from the cube; steps = 0 trains on z twice
 Beware    which branch serves which data was chosen per data set with its labels in the paper; a channel
-          whose mean is near 0 cannot be moved by a factor; compare with fine-tuning of equal length
+          whose mean is near 0 cannot be moved by a factor; compare with fine-tuning of equal length.
+          A cut right before a batch norm (behind a block of a pre-activation network) trains nothing: by
+          batch statistics that layer undoes every shift of z'. Cut behind its activation instead
 """
 
 from __future__ import annotations

@@ -164,6 +164,8 @@ def prepared(model: nn.Module, recipe: Recipe) -> nn.Module:
         for p in norm.affine_parameters(model):
             p.requires_grad_(False)
     if recipe.norm.only:
+        if not norm.layers(model):
+            raise BadInput("norm.only trains the parameters of batch-norm layers, and this model has none")
         model.requires_grad_(False)
         for p in norm.affine_parameters(model):
             p.requires_grad_(True)
