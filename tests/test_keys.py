@@ -1,12 +1,17 @@
 """A key changes with everything that determines a result, and with nothing else."""
 
+import copy
 import importlib
 import os
 import subprocess
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -452,3 +457,53 @@ def test_a_whole_number_and_the_same_fraction_are_one_attack() -> None:
     assert keys.digest(keys.describe(ThroughBatch(rho=1))) == keys.digest(
         keys.describe(ThroughBatch(rho=1.0))
     )
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "held",
+    [(Fraction(1, 3), Fraction(2, 3)), (Decimal("1.5"), Decimal("2.5")), (itemgetter(0), itemgetter(1)),
+     (Slotted(1.0), Slotted(2.0)), (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse())],
+    ids=lambda pair: type(pair[0]).__name__,
+)  # fmt: skip
+def test_what_an_object_hides_is_part_of_the_key(held: tuple[Any, Any]) -> None:
+    def key(value: Any) -> str:
+        model = net()
+        model.held = value
+        return keys.weights(model)
+
+    one, other = held
+    assert key(one) != key(other)
+    assert key(one) == key(copy.deepcopy(one))
+
+
+def test_what_cannot_be_saved_does_not_keep_a_model_from_having_a_key() -> None:
+    model = net()
+    model.lock = threading.Lock()
+    assert keys.weights(model) == keys.weights(model)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, about what it means to give up
+def test_packed_weights_and_the_constants_of_a_trace_are_part_of_the_key() -> None:
+    def packed(bias: float) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        nn.init.constant_(model[1].bias, bias)
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+    def traced(constant: float) -> nn.Module:
+        class Times(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * torch.tensor([constant])
+
+        return torch.jit.trace(Times(), torch.ones(2))
+
+    for make in (packed, traced):
+        assert keys.weights(make(1.0)) == keys.weights(make(1.0))
+        assert keys.weights(make(1.0)) != keys.weights(make(2.0))

@@ -21,6 +21,7 @@ _WAYS = ("__new__", "__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__
 _HOLDERS = (dict, OrderedDict, list, set)
 
 
+@torch.no_grad()  # else copies of scripted parameters remember what they were copied from
 def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """`copy.deepcopy(net, memo)`, several times faster."""
     memo = {} if memo is None else memo

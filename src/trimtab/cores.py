@@ -103,6 +103,7 @@ def _unhooked(net: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
         or "_orig_mod" in module._modules
+        or isinstance(module, torch.jit.ScriptModule)
         for module in net.modules()
     )
 

@@ -50,8 +50,8 @@ def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
     """The images' indices in their set: 0..N-1 of this call if none are given."""
     if ids is None:
         return list(range(len(x)))
-    if isinstance(ids, Tensor) and ids.is_floating_point():
-        raise BadInput(f"ids are whole numbers, found {ids.dtype}")
+    if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.dim() != 1):
+        raise BadInput(f"ids are whole numbers, one per image, found {ids.dtype} {tuple(ids.shape)}")
     listed = ids.tolist() if isinstance(ids, Tensor) else [int(i) for i in ids]
     if len(listed) != len(x):
         raise BadInput(f"{len(listed)} ids for {len(x)} images; give one id per image")

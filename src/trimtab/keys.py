@@ -14,9 +14,10 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from inspect import isroutine
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from trimtab.types import BadInput
 
 _COMPILING = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}
-_ASIDE = {*vars(nn.Module()), *_COMPILING, "setting", "synchronised"}
+_ASIDE = {*vars(nn.Module()), *_COMPILING, "setting", "synchronised", "process_group"}
 """What a module holds that is no constant of its own: torch's book-keeping, what `use` has chosen."""
 _WORDS = {"provenance", "origin", "classes"}
 """What it may hold for people."""
@@ -85,6 +86,8 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
     every module, its code if that is not torch's or ours, and what it holds, so that equal weights in another
     architecture, or under another constant, are another model. A layer counts at every place that it has.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     content = hashlib.sha256()
     within |= {id(module) for module in model.modules()}
     codes: dict[type, list[Any]] = {}
@@ -100,6 +103,8 @@ def weights(model: nn.Module, within: frozenset[int] = frozenset()) -> str:
         if kind not in codes:
             codes[kind] = _code(kind, within)
         about = [f"{_name(kind)}({module.extra_repr()})", codes[kind], own, hooks]
+        if isinstance(module, torch.jit.ScriptModule):
+            about.append(_scripted(module))
         content.update(f"{_plain(name)}:{_ADDRESS.sub('', canonical(about))}\n".encode())
     lists = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     tensors = {_plain(name): tensor for named in lists for name, tensor in named}
@@ -116,6 +121,8 @@ def _plain(name: str) -> str:
 
 def _aside(name: str, value: Any, kind: type) -> bool:
     """Whether an attribute is no constant of its module: book-keeping, or words (others' may be indices)."""
+    if issubclass(kind, torch.jit.ScriptModule):
+        return True  # all of it is book-keeping: `_scripted` tells what it does
     words = isinstance(value, str | None) or all(isinstance(one, str) for one in _listed(value))
     return name in _ASIDE or (name in _WORDS and (words or _is_known(kind)))
 
@@ -171,7 +178,33 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return repr(value)
     if isinstance(value, deque):
         return [each(one) for one in value]
-    return _name(value) if callable(value) else _name(type(value))
+    if isroutine(value):
+        return _name(value)
+    if isinstance(value, torch.jit.ScriptFunction):
+        held = [node for node in value.graph.nodes() if "value" in node.attributeNames()]
+        return [value.code, [each(node.t("value")) for node in held if node.kindOf("value") == "t"]]
+    return [_name(type(value)), each(_saved(value))]
+
+
+def _saved(value: Any) -> list[Any]:
+    """What pickle would keep of an object that does not show what it holds: packed weights, a fraction.
+
+    Nothing of what cannot be saved: a lock, a logger, a file.
+    """
+    try:
+        kept = value.__reduce_ex__(2)
+    except Exception:  # any object may refuse, and in any way
+        return []
+    return [list(one) if isinstance(one, Iterator) else one for one in _listed(kept)]
+
+
+def _scripted(module: torch.jit.ScriptModule) -> Any:
+    """What a TorchScript module does: its code, and the constants that this names."""
+    try:
+        code, constants = module.code_with_constants
+    except RuntimeError:  # a part without a forward pass of its own
+        return None
+    return [code, _constant(constants.const_mapping, frozenset())]
 
 
 def _enclosed(function: FunctionType) -> list[Any]:
@@ -298,7 +331,8 @@ def _of_const(value: Any) -> str:
 
 
 def _of_tensor(tensor: Tensor) -> Any:
-    held = tensor.detach().cpu().contiguous()
-    content = hashlib.sha256(f"{held.dtype} {tuple(held.shape)}".encode())
+    held = tensor.detach().cpu()
+    held = (held.dequantize() if held.is_quantized else held.to_dense()).contiguous()
+    content = hashlib.sha256(f"{tensor.dtype} {tuple(held.shape)}".encode())
     content.update(held.reshape(-1).view(torch.uint8).numpy().tobytes() if held.numel() else b"")
     return content

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 
 
 class BadInput(ValueError):
@@ -32,6 +33,17 @@ def number(value: float | int | str) -> float:
     if not math.isfinite(result):
         raise BadInput(f"{_short(value)} is not a finite number; write it like 0.03, 1e-3 or 8/255")
     return result
+
+
+def whole(value: object, what: str) -> int:
+    """A count, refused by its name if it is none.
+
+    >>> whole(20, "steps")
+    20
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise BadInput(f"{what} must be a whole number, found {value!r}")
+    return int(value)
 
 
 def _short(value: object) -> str:
@@ -58,7 +70,7 @@ class Linf:
     eps: float | str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", _radius(self.eps))
+        object.__setattr__(self, "eps", radius(self.eps))
         if self.radius > 1:
             raise BadInput(
                 f"an l_inf radius of {self.radius:g} exceeds the pixel range [0, 1]; did you mean "
@@ -80,7 +92,7 @@ class L2:
     eps: float | str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", _radius(self.eps))
+        object.__setattr__(self, "eps", radius(self.eps))
 
     @property
     def radius(self) -> float:
@@ -93,11 +105,12 @@ class L2:
 Budget = Linf | L2
 
 
-def _radius(eps: float | str) -> float:
-    radius = number(eps)
-    if radius < 0:
-        raise BadInput(f"a budget's radius must not be negative, found {radius:g}")
-    return radius
+def radius(eps: float | str) -> float:
+    """Read how far something may go."""
+    found = number(eps)
+    if found < 0:
+        raise BadInput(f"a radius must not be negative, found {found:g}")
+    return found
 
 
 @dataclass(frozen=True)

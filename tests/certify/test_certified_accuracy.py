@@ -98,3 +98,15 @@ def test_tables_that_do_not_fit_are_refused_in_a_sentence() -> None:
         certify.envelope([], Y, [0.1])
     with pytest.raises(BadInput, match="same sigmas"):
         certify.fixed_sigma_per_radius([other], Y, [SMALL], Y, [0.1])
+
+
+def test_labels_in_a_column_are_refused() -> None:
+    made = certificates(0.5, [0, 1], [0.5, 0.5])
+    y = torch.tensor([0, 1])
+    for judged in (
+        lambda y: certify.certified_accuracy(made, y, [0.1]),
+        lambda y: certify.envelope([made], y, [0.1]),
+    ):
+        assert judged(y).accuracy == (1.0,)
+        with pytest.raises(BadInput, match="one integer per image"):
+            judged(y[:, None])

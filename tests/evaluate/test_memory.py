@@ -26,12 +26,18 @@ PROBLEMS = [
 
 
 class Device:
-    """Not part of the network, which is the same on any: a key does not look into slots."""
+    """Not part of the network, which is the same on any: a key leaves out what cannot be saved."""
 
     __slots__ = ("largest", "problem", "room")
 
     def __init__(self, room: int, problem: BaseException) -> None:
         self.room, self.problem, self.largest = room, problem, 0
+
+    def __deepcopy__(self, memo: object) -> Device:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("a device cannot be saved")
 
     def load(self, images: int) -> None:
         if images > self.room:

@@ -117,3 +117,10 @@ def test_top_k_counts_labels_among_the_likeliest_classes() -> None:
     x = torch.tensor([[9.0, 8, 7, 6], [6, 7, 8, 9], [7, 9, 8, 6]]).view(3, 4, 1, 1)
     found = top_k(nn.Flatten(), [(x, torch.tensor([0, 0, 0]))], (1, 3, 5))
     assert {k: one.correct for k, one in found.items()} == {1: 1, 3: 2, 5: 3}
+
+
+def test_top_k_wants_a_label_for_every_image() -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.rand(8, 1, 2, 2)
+    for y in (torch.zeros(1, dtype=torch.long), torch.zeros(8, 1, dtype=torch.long)):
+        with pytest.raises(BadInput, match="label"):
+            top_k(model, [(x, y)])

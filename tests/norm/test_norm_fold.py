@@ -256,6 +256,33 @@ def test_shared_convolutions_still_compute_the_same(kind: type[Block]) -> None:
     assert agree(model, norm.fold(model), images(4, 2, 5, 5))
 
 
+class OneNormUnderTwoNames(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alias = self.bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alias(self.conv(x))
+
+
+def test_one_norm_under_two_names_is_left_alone() -> None:
+    torch.manual_seed(0)
+    model = OneNormUnderTwoNames().eval()
+    assert agree(model, norm.fold(model), images(4, 2, 5, 5))
+    assert norms(norm.fold(model)) == ["bn"]
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Sigmoid])
+def test_a_relu_does_not_overwrite_the_activation_that_a_norm_layer_ends_in(act: type[nn.Module]) -> None:
+    layer = pytest.importorskip("timm.layers").BatchNormAct2d(2, act_layer=act)
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), layer, nn.ReLU(), nn.Flatten()).eval()
+    x = torch.rand(2, 3, 5, 5, requires_grad=True)
+    grads = [
+        torch.autograd.grad(one(x).square().sum(), x)[0] for one in (model, norm.fold(model, x.detach()))
+    ]
+    assert torch.allclose(*grads, atol=1e-6)
+
+
 def test_one_convolution_under_two_names_is_left_alone() -> None:
     assert norms(norm.fold(OneConvolutionUnderTwoNames())) == ["bn", "bn2"]
 

@@ -111,3 +111,13 @@ def test_a_steered_model_that_nobody_steers_runs_the_operators_of_the_stock_one(
     with Recorder() as steered:
         step(norm.steer(public("timm regnety_002")).train(training))
     assert stock.ran == steered.ran
+
+
+def test_a_synchronised_layer_of_one_process_is_invisible_on_a_cpu_too() -> None:
+    stock = nn.SyncBatchNorm(4)
+    steered = norm.steer(copy.deepcopy(stock))
+    for draw in range(3):
+        x = 3 * torch.randn(8, 4, 5, 5, generator=torch.Generator().manual_seed(draw)) + 1
+        assert torch.equal(stock(x), steered(x))
+    assert torch.equal(stock.running_mean, steered.running_mean)
+    assert torch.equal(stock.running_var, steered.running_var)

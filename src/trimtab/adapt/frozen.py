@@ -23,7 +23,7 @@ from trimtab.types import BadInput, number
 def frozen(
     model: nn.Module,
     images: Tensor,
-    rho: float = 1.0,
+    rho: float | str = 1.0,
     blend_of: str = "std",
     provenance: str = "",
     estimator: str = "mean",
@@ -35,6 +35,7 @@ def frozen(
     is in `.provenance`, which is saved, too (give `provenance` to say what the images were).
     """
     _check(images)
+    rho = number(rho)
     copied = steered_copy(model)
     if rho == 1:
         norm.start_statistics(copied)
@@ -57,7 +58,7 @@ def frozen_under_noise(
     sigma: float | str,
     seed: int = 0,
     ids: Tensor | Sequence[int] | None = None,
-    rho: float = 1.0,
+    rho: float | str = 1.0,
     blend_of: str = "std",
     what: str = "images",
 ) -> nn.Module:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.types import BadInput
+from trimtab.types import BadInput, number
 
 ESTIMATORS = {"mean": None, "median": norm.robust_moments}
 
@@ -37,11 +37,11 @@ class Adapting(nn.Module):
 class PerBatch(Adapting):
     """A copy of a model that re-estimates its statistics on every batch, in `train()` and in `eval()`."""
 
-    def __init__(self, model: nn.Module, rho: float, blend_of: str, estimator: str) -> None:
+    def __init__(self, model: nn.Module, rho: float | str, blend_of: str, estimator: str) -> None:
         super().__init__()
         estimator_named(estimator)
         self.model = steered_copy(model)
-        self.rho, self.blend_of, self.estimator = rho, blend_of, estimator
+        self.rho, self.blend_of, self.estimator = number(rho), blend_of, estimator
         with self._steering():
             pass  # an impossible rho is told here, not at the first batch
 
@@ -71,7 +71,9 @@ class PerBatch(Adapting):
         )
 
 
-def per_batch(model: nn.Module, rho: float = 1.0, blend_of: str = "std", estimator: str = "mean") -> PerBatch:
+def per_batch(
+    model: nn.Module, rho: float | str = 1.0, blend_of: str = "std", estimator: str = "mean"
+) -> PerBatch:
     """A copy of `model` that normalises each batch with `rho` of its own statistics.
 
     `blend_of` is "std" (the paper) or "var"; `estimator="median"` takes median and MAD, which a few

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.adapt.per_batch import Adapting, steered_copy
-from trimtab.types import BadInput
+from trimtab.types import BadInput, number
 
 WINDOW = 256
 """Predictions that the collapse alarm looks back on."""
@@ -42,9 +42,10 @@ class Mark(NamedTuple):
 class Stream(Adapting):
     """A copy of a model with a running estimate of its statistics."""
 
-    def __init__(self, model: nn.Module, prior: float) -> None:
+    def __init__(self, model: nn.Module, prior: float | str) -> None:
         super().__init__()
-        if not prior >= 0:
+        prior = number(prior)
+        if prior < 0:
             raise BadInput(f"prior is what the source is worth in images, 0 or more, found {prior!r}")
         self.model = steered_copy(model)
         self.prior = prior
@@ -97,7 +98,9 @@ class Stream(Adapting):
                 and torch.equal(kept.mean.to(held.mean), held.mean)
                 and torch.equal(kept.var.to(held.var), held.var)
             ):
-                found[name] = kept
+                found[name] = norm.Moments(
+                    kept.mean.to(held.mean.device), kept.var.to(held.var.device), kept.n
+                )
             elif held.mean.dtype != torch.float64:
                 found[name] = norm.Moments(held.mean.float(), held.var.float(), held.n)
         return found

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trimtab import draws
-from trimtab.attacks.base import Attack, Outcome, Victim, unusual
+from trimtab.attacks.base import Attack, Outcome, Victim, unusual, wrong
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, loss_named
 from trimtab.attacks.pgd import gradient
@@ -108,8 +108,8 @@ class TargetedAPGD(Attack):
 def standing(victim: Victim) -> Outcome:
     """Before any attack: the clean images, broken where the classifier errs already."""
     with torch.no_grad():
-        wrong = victim.net(victim.x).argmax(1) != victim.y
-    return Outcome(victim.x.clone(), wrong, torch.where(wrong, 0, -1))
+        broken = wrong(victim.net(victim.x), victim.y)
+    return Outcome(victim.x.clone(), broken, torch.where(broken, 0, -1))
 
 
 def ascend(victim: Victim, before: Outcome, loss: Ascended, budget: Budget, steps: int, draw: int) -> Outcome:
@@ -169,7 +169,7 @@ class _State:
             value = self.loss(z, self.rows)
         self.grad = torch.zeros_like(x) if last else gradient(value.sum(), x)
         self.x, value = x.detach(), value.detach()
-        self.wrong = z.detach().argmax(1) != self.victim.y[self.rows]
+        self.wrong = wrong(z.detach(), self.victim.y[self.rows])
         if len(self.value) == len(value):
             self.climbs += value > self.value
         self.value = value

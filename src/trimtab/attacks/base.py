@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trimtab import adapt, draws
 from trimtab.attacks.geometry import distance
-from trimtab.attacks.guard import PROBE, couples_batch, fast, guard
+from trimtab.attacks.guard import PROBE, bare, couples_batch, fast, guard, refuse_stream
 from trimtab.copies import duplicate
 from trimtab.cores import spread, workers_for
 from trimtab.types import BadInput, Budget
@@ -111,8 +111,8 @@ class Attack:
         if len(x) == 0:
             empty = torch.zeros(0, dtype=torch.bool, device=x.device)
             return Outcome(x, empty, empty.long())
-        if any(isinstance(module, adapt.Stream) for module in model.modules()):
-            raise BadInput("a stream learns from what it is shown; attack adapt.frozen or adapt.per_batch")
+        refuse_stream(model)
+        model = bare(model)
         with guard(model):
             given = x.detach().clone(memory_format=_form(x))
             said = check_labels(model, given, y)
@@ -258,8 +258,15 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     z = net(x[:PROBE])
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
+    if bool(z.isnan().any()):
+        raise BadInput("the model answers NaN; look for weights or statistics that are not finite (audit)")
     check_classes(y, z.shape[1])
     return z
+
+
+def wrong(z: Tensor, y: Tensor) -> Tensor:
+    """Which logits do not speak for their label; those with NaN speak for none."""
+    return (z.argmax(1) != y) | z.isnan().any(1)
 
 
 def check_classes(y: Tensor, outputs: int) -> None:

@@ -52,6 +52,8 @@ def curve(
 
     The step size is the attack's own; if it gives none, the one for its own number of steps is kept.
     """
+    if not marks:
+        raise BadInput("a curve needs marks, such as 10 and 20 iterations, found none")
     kept = ("budget", "loss", "targeted", "restarts", "random_start", "clean_start", "score", "precision")
     fields = {name: getattr(attack, name) for name in kept}
     long = CurvePGD(**fields, steps=max(marks), step_size=attack.step, marks=tuple(sorted(marks)))

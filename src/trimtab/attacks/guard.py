@@ -38,7 +38,14 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
     values = [(held, held.clone()) for _, own in buffers for held in own.values() if held is not None]
     marks = [(module, module.snapshot()) for module in model.modules() if isinstance(module, adapt.Stream)]
     try:
-        model.eval().requires_grad_(False)
+        try:
+            model.eval()
+        except NotImplementedError as why:
+            raise BadInput(
+                "this model cannot change its mode, as torch.export leaves it; give the one it was made from"
+            ) from why
+        for parameter, *_ in flags:
+            parameter.requires_grad_(False)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(norm.unobserved(model))
@@ -49,21 +56,35 @@ def guard(model: nn.Module, running: bool = True) -> Iterator[nn.Module]:
                 stack.enter_context(norm.use(model, update=False))
             yield model
     finally:
+        for parameter, requires_grad, grad, _ in flags:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
         for module, training in modes:
             module.training = training
         with torch.no_grad():
             for module, own in buffers:
-                module._buffers.update(own)
+                for name, held in own.items():
+                    if name not in module._buffers or module._buffers[name] is not held:
+                        module._buffers[name] = held
             for held, before in values:
                 if not torch.equal(held, before):  # its version does not tell: a stock kernel raises none
                     held.copy_(before)
         for stream, mark in marks:
             stream.rollback(mark)
-        for parameter, requires_grad, grad, _ in flags:
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = grad
     if any(parameter._version != version for parameter, _, _, version in flags):
         raise BadInput("this model changes its own parameters in a forward pass; attack a frozen copy of it")
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The network inside DistributedDataParallel, whose wrapper waits for gradients of parameters."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def refuse_stream(model: nn.Module) -> None:
+    if any(isinstance(module, adapt.Stream) for module in model.modules()):
+        raise BadInput(
+            "a stream learns from what it is shown and passes no gradient; take adapt.frozen or per_batch"
+        )
 
 
 def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
@@ -71,7 +92,7 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None) -> nn.Module:
 
     It is tried on the first images of `x`; what the model has `said` of them need not be asked again.
     """
-    return channels_last(norm.fold(model, x[:PROBE], said))
+    return channels_last(norm.fold(bare(model), x[:PROBE], said))
 
 
 def says_coupled(model: nn.Module) -> bool:
@@ -88,15 +109,15 @@ def couples_batch(model: nn.Module, x: Tensor, said: Tensor | None = None) -> bo
     """
     if says_coupled(model):
         return True
-    own, rest = x[:2], x[2:PROBE]
+    own, rest = x[:1], x[1:PROBE]
     if len(rest) == 0:
         return False
     here = model(x[:PROBE]) if said is None else said
     if not isinstance(here, Tensor):
         raise BadInput("the model must return logits of shape (N, classes)")
-    here = here[:2]
-    elsewhere = model(torch.cat([own, 1 - rest]))[:2]
+    here = here[:1]
+    elsewhere = model(torch.cat([own, 1 - rest]))[:1]
     scale = float(here.abs().max().clamp(min=1e-6))
     if not bool((here - elsewhere).abs().max() > 1e-4 * scale):
         return False
-    return bool((here - model(x[:PROBE])[:2]).abs().max() <= 1e-6 * scale)
+    return bool((here - model(x[:PROBE])[:1]).abs().max() <= 1e-6 * scale)

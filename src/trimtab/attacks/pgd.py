@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import draws
-from trimtab.attacks.base import PRECISIONS, SCORES, Attack, Outcome, Victim, unusual
+from trimtab.attacks.base import PRECISIONS, SCORES, Attack, Outcome, Victim, unusual, wrong
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import Loss, cw, loss_named, other_class
-from trimtab.types import BadInput, Budget, Linf, number, pretty
+from trimtab.types import BadInput, Budget, Linf, number, pretty, whole
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class PGD(Attack):
     """Gradients as the model is ("full"), or rough and fast in "bfloat16"; the model as it is judges."""
 
     def __post_init__(self) -> None:
+        whole(self.steps, "steps")
+        whole(self.restarts, "restarts")
         if self.steps < 0:
             raise BadInput(f"an attack cannot take {self.steps} steps; give 0 or more")
         if self.restarts < 1:
@@ -183,7 +185,7 @@ def climb(
         if t == steps or (t in marks and victim.rough):
             with torch.no_grad():
                 z = victim.net(x)
-        broken = z.argmax(1) != y
+        broken = wrong(z, y)
         if victim.judged:
             first = broken & (broken_at < 0)
             asked = t == steps or t in marks
@@ -219,17 +221,17 @@ def pursue(
             rows, x, t = rows[~ended], x[~ended], t[~ended]
         elif len(rows):
             z, grad = ascent(victim.net, x, goal[rows], loss)
-            wrong = misclassified(victim, x, y[rows], z.argmax(1) != y[rows])
-            if bool(wrong.any()):
-                out[rows[wrong]], broken_at[rows[wrong]] = x[wrong], t[wrong]
-                rows, x, t, grad = rows[~wrong], x[~wrong], t[~wrong], grad[~wrong]
+            lost = misclassified(victim, x, y[rows], wrong(z, y[rows]))
+            if bool(lost.any()):
+                out[rows[lost]], broken_at[rows[lost]] = x[lost], t[lost]
+                rows, x, t, grad = rows[~lost], x[~lost], t[~lost], grad[~lost]
             x, t = project(x.add_(direction(grad, budget), alpha=step), centre[rows], budget), t + 1
         else:
             break
     for last in torch.cat(survivors).split(victim.at_once) if survivors else ():
         with torch.no_grad():
-            wrong = victim.net(out[last]).argmax(1) != y[last]
-        broken_at[last[wrong]] = steps
+            lost = wrong(victim.net(out[last]), y[last])
+        broken_at[last[lost]] = steps
     return Outcome(out, broken_at >= 0, broken_at)
 
 
@@ -237,7 +239,7 @@ def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tenso
     """Which of the images that are likely misclassified are so: a rough pass may err, the model does not."""
     if victim.rough and bool(likely.any()):
         with torch.no_grad():
-            likely[likely.clone()] = victim.net(x[likely]).argmax(1) != y[likely]
+            likely[likely.clone()] = wrong(victim.net(x[likely]), y[likely])
     return likely
 
 

@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import draws, norm
-from trimtab.attacks.base import check_images
+from trimtab.attacks.base import check_images, check_labels
 from trimtab.attacks.guard import guard
-from trimtab.types import BadInput, number
+from trimtab.types import BadInput, number, radius, whole
 
 Shifts = dict[str, norm.Shift]
 
@@ -38,7 +38,7 @@ class Ascent:
     """Radius of every delta."""
     steps: int = 6
     """Sign steps."""
-    step_size: float | None = None
+    step_size: float | str | None = None
     """Length of a step; 2.5 eps / steps if not given."""
     layers: tuple[str, ...] | None = None
     """Which layers to shift, by name; all if None."""
@@ -49,14 +49,19 @@ class Ascent:
     version = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", number(self.eps))
-        if self.steps < 1 or (self.step_size is not None and self.step_size <= 0):
-            raise BadInput(f"an ascent needs steps, longer than 0, found {self.steps} of {self.step_size}")
+        object.__setattr__(self, "eps", radius(self.eps))
+        whole(self.steps, "steps")
+        length = None if self.step_size is None else number(self.step_size)
+        object.__setattr__(self, "step_size", length)
+        if self.steps < 1 or (length is not None and length <= 0):
+            raise BadInput(f"an ascent needs steps, longer than 0, found {self.steps} of {length}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0) -> Shifts:
         check_images(x, y)
-        radius = float(self.eps)
-        step = self.step_size or 2.5 * radius / self.steps
+        if len(x) == 0:
+            raise BadInput("an ascent needs images to climb on, found none")
+        r = float(self.eps)
+        step = float(self.step_size or 2.5 * r / self.steps)
         found = norm.zero_shifts(model)
         if self.layers is not None:
             unknown = [name for name in self.layers if name not in found]
@@ -67,9 +72,10 @@ class Ascent:
             guard(model, running=False),
             norm.use(model, source=self.source, update=False, groups=self.groups),
         ):
+            check_labels(model, x, y)
             for _ in range(self.steps):
                 found = {
-                    name: _map(lambda d, g: (d + step * g.sign()).clamp(-radius, radius), found[name], grad)
+                    name: _map(lambda d, g: (d + step * g.sign()).clamp(-r, r), found[name], grad)
                     for name, grad in gradients(model, x, y, found).items()
                 }
         return found
@@ -96,7 +102,8 @@ class RandomUniform:
     def __call__(
         self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
     ) -> Shifts:
-        return _random(model, seed, lambda u: (2 * u - 1) * number(self.eps))
+        r = radius(self.eps)
+        return _random(model, seed, lambda u: (2 * u - 1) * r)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,8 @@ class RandomSign:
     def __call__(
         self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
     ) -> Shifts:
-        return _random(model, seed, lambda u: torch.where(u < 0.5, -1.0, 1.0).to(u) * number(self.eps))
+        r = radius(self.eps)
+        return _random(model, seed, lambda u: torch.where(u < 0.5, -1.0, 1.0).to(u) * r)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab.attacks.base import check_pairs
 from trimtab.certify.smoothing import ABSTAIN, Certificates
 from trimtab.types import BadInput, number, pretty
 
@@ -119,6 +120,7 @@ def _right(certificates: Certificates, y: Tensor) -> Tensor:
         raise BadInput(
             f"{len(certificates)} certificates came with {len(y)} labels; give one label per image"
         )
+    check_pairs(certificates.classes, y)
     return (certificates.classes == y.cpu()) & (certificates.classes != ABSTAIN)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import attacks, draws
-from trimtab.attacks.base import check_classes
+from trimtab.attacks.base import check_classes, wrong
 from trimtab.attacks.geometry import distance
 from trimtab.data.corruptions import corrupt
 from trimtab.data.corruptions.apply import LEAST, takes
@@ -88,7 +88,7 @@ class Condition:
 @torch.no_grad()
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Which images the model gets right."""
-    return logits(model, x, y).argmax(1) == y
+    return ~wrong(logits(model, x, y), y)
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

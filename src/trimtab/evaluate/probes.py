@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab.attacks import FGSM, L2, PGD, Attack, Linf, Square
+from trimtab.attacks.base import wrong
 from trimtab.attacks.guard import says_coupled
 from trimtab.data.sets import Batch
 from trimtab.evaluate.conditions import Attacked, Columns, Condition, logits
@@ -79,7 +80,7 @@ class Health(Condition):
         mean, std = (torch.tensor(v).to(x).view(-1, 1, 1) for v in (self.spec.mean, self.spec.std))
         tried = {"normalised": (x - mean) / std, "restored": x * std + mean, "bytes": x * 255}
         return {
-            "correct": z.argmax(1) == y,
+            "correct": ~wrong(z, y),
             "common": y == y.mode().values,
             "usual": z.argmax(1) == z.argmax(1).mode().values,
             "finite": z.isfinite().all(1),

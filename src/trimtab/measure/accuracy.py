@@ -17,7 +17,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor, nn
 
-from trimtab.attacks.base import check_pairs
+from trimtab.attacks.base import check_pairs, wrong
 from trimtab.attacks.guard import guard
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
@@ -81,11 +81,8 @@ def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, ...]]) -> Accurac
     total = Accuracy()
     with guard(model, running=False), torch.no_grad():
         for x, y, *_ in batches:
-            check_pairs(x, y)
-            z = model(images_for(model, x))
-            if not isinstance(z, Tensor) or z.dim() != 2:
-                raise BadInput("the model must return logits of shape (N, classes)")
-            total += Accuracy.of(z.argmax(1) == y.to(z.device))
+            z = _logits(model, x, y)
+            total += Accuracy.of(~wrong(z, y.to(z.device)))
     return total
 
 
@@ -96,8 +93,17 @@ def top_k(
     total = dict.fromkeys(k, Accuracy())
     with guard(model, running=False), torch.no_grad():
         for x, y, *_ in batches:
-            z = model(images_for(model, x))
+            z = _logits(model, x, y)
             ranked = z.topk(min(max(k), z.shape[1]), 1).indices == y.to(z.device)[:, None]
+            ranked &= ~z.isnan().any(1, keepdim=True)
             for one in k:
                 total[one] += Accuracy.of(ranked[:, :one].any(1))
     return total
+
+
+def _logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    check_pairs(x, y)
+    z = model(images_for(model, x))
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        raise BadInput("the model must return logits of shape (N, classes)")
+    return z

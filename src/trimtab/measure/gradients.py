@@ -6,17 +6,23 @@ adapted statistics bring it back (Nandy et al., figures 2 and 4).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from trimtab.attacks.base import check_images
-from trimtab.attacks.guard import guard
+from trimtab.attacks.base import check_images, check_labels
+from trimtab.attacks.guard import bare, guard, refuse_stream
 from trimtab.measure.ligs import input_gradient
 
 
 def loss_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The gradient of each image's cross-entropy; give `adapt.per_batch(model)` for the adapted one."""
     check_images(x, y)
+    refuse_stream(model)
+    if len(x) == 0:
+        return torch.zeros_like(x)
+    model = bare(model)
     with guard(model):
+        check_labels(model, x, y)
         return input_gradient(model, x, y)
 
 

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.attacks.base import check_pairs
+from trimtab.attacks.base import check_labels, check_pairs
+from trimtab.attacks.guard import bare
 from trimtab.norm.moments import widest
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
@@ -46,13 +47,18 @@ def landscape(
     """Walk along the negative gradient of the mean cross-entropy at the model's weights."""
     if not etas or min(etas) <= 0:
         raise BadInput(f"a walk needs steps longer than 0, found {tuple(etas)}")
-    probe = norm.copied(model).eval().requires_grad_(True)  # eval: drop-out is noise of its own
+    probe = norm.copied(bare(model)).eval()  # drop-out is noise of its own
+    for parameter in probe.parameters():
+        parameter.requires_grad_(True)
     for part in probe.modules():
         if norm.steerable(part):
             norm.steer(part)
     check_pairs(x, y)
     x = images_for(probe, x)
     y = y.to(x.device)
+    if torch.is_inference_mode_enabled():
+        raise BadInput("gradients cannot be taken inside torch.inference_mode(); leave it")
+    check_labels(probe, x, y)
     with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]

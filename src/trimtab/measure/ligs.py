@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.attacks import FGSM, PGD, Linf
-from trimtab.attacks.base import Attack, check_images, check_labels
-from trimtab.attacks.guard import couples_batch, fast, guard
+from trimtab.attacks.base import Attack, check_images, check_labels, wrong
+from trimtab.attacks.guard import bare, couples_batch, fast, guard, refuse_stream
 from trimtab.attacks.pgd import gradient
 from trimtab.norm.moments import widest
 from trimtab.types import BadInput, number
@@ -43,8 +43,10 @@ def ligs(
 ) -> Tensor:
     """cos(grad l(x, y), grad l(x + nu, y)) for each image; the model is left as it was."""
     check_images(x, y)
+    refuse_stream(model)
     if len(x) == 0:
         return torch.zeros(0, dtype=widest(x.device), device=x.device)
+    model = bare(model)
     step = _step(model, x, y, probe, number(size), seed, draws.ids_of(x, ids))
     with guard(model):
         said = check_labels(model, x, y)
@@ -118,7 +120,7 @@ def usefulness(
         for batch in images.batches(batch_size):
             x, y, ids = batch.beside(model)
             with guard(model), torch.no_grad():
-                right += int((model(x).argmax(1) == y).sum())
+                right += int((~wrong(model(x), y)).sum())
             similarity += Average.of(ligs(model, x, y, seed=seed, ids=ids))
             if attack is not None:
                 stands += int((~attack.outcome(model, x, y, seed, ids).broken).sum())

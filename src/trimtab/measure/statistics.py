@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
-from trimtab.attacks.base import check_pairs
+from trimtab.attacks.base import check_pairs, wrong
 from trimtab.attacks.guard import guard
 from trimtab.norm.state import images_for
 from trimtab.types import BadInput
@@ -102,7 +102,7 @@ def tolerance(
             steering = norm.use(model, source=source, update=False, groups=groups, shift=shifts)
             with torch.no_grad(), guard(model, running=False), steering:
                 for x, y in images:
-                    right += int((model(x).argmax(1) == y).sum())
+                    right += int((~wrong(model(x), y)).sum())
                     n += len(y)
             rows.append(
                 {"attack": name, "eps": radius, "groups": groups, "source": source, "accuracy": right / n}

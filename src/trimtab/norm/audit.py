@@ -22,6 +22,7 @@ DEAD_VARIANCE = 1e-10
 DRIFT = 0.5
 """Mean drift, in running deviations, from which statistics belong to another domain."""
 
+SCRIPT = "script"
 _OTHER_KINDS = {nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
 
@@ -90,6 +91,9 @@ def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
             rows.append(_audit_batch_norm(name, module, drift.get(name)))
         elif kind is not None:
             rows.append(_audit_other(name, module, kind))
+        elif isinstance(module, torch.jit.ScriptModule) and not any(row.kind == SCRIPT for row in rows):
+            closed = Trouble("scripted", "TorchScript hides its layers", "audit what it was made from")
+            rows.append(LayerAudit(name, SCRIPT, 0, (), None, module.training, None, None, None, (closed,)))
     return Audit(tuple(rows))
 
 

@@ -10,6 +10,7 @@ the same proof the copy's ReLUs overwrite a folded layer's output, or a sum, tha
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -38,12 +39,13 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
     copied = _frozen_copy(model)
     tracer = _Tracer(copied)
     graph = tracer.attempt(copied)
-    pairs = foldable(tracer, graph, dict(copied.named_modules())) if graph else []
+    modules = dict(copied.named_modules(remove_duplicate=False))
+    pairs = foldable(tracer, graph, modules) if graph else []
     if graph is None or not pairs:
         return copied
     if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
         wanted = _logits(copied, example)  # before anything is changed
-    for name in overwriting(graph, dict(copied.named_modules()), {norm for _, norm in pairs}):
+    for name in overwriting(graph, modules, {norm for _, norm in pairs}):
         copied.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
         _merge(copied, conv_name, norm_name)
@@ -59,6 +61,7 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
     for node in calls:
         module = modules[str(node.target)]
         times[module] = times.get(module, 0) + 1
+    places = Counter(modules.values())
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     pairs = []
     for node in calls:
@@ -68,7 +71,8 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
         conv_name, norm_name = str(before.target), str(node.target)
         conv, norm = modules[conv_name], modules[norm_name]
         plain = type(conv) in _FOLDABLE and _unhooked(conv) and _unhooked(norm)
-        alone = times[conv] == times[norm] == 1 and not read & {conv_name, norm_name}
+        once = times[conv] == times[norm] == places[conv] == places[norm] == 1
+        alone = once and not read & {conv_name, norm_name}
         if plain and alone and tracer.fixed.get(norm):
             pairs.append((conv_name, norm_name))
     return pairs
@@ -80,14 +84,15 @@ def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]
     for node in graph.nodes:
         if node.op == "call_module" and type(modules[node.target]) is nn.ReLU:
             given = node.args[0] if node.args else None
-            spare = isinstance(given, fx.Node) and len(given.users) == 1 and _needs_no_output(given, folded)
+            spare = isinstance(given, fx.Node) and len(given.users) == 1 and _spares(given, modules, folded)
             safe[node.target] = safe.get(node.target, True) and spare and _unhooked(modules[node.target])
     return [name for name, spare in safe.items() if spare]
 
 
-def _needs_no_output(node: fx.Node, folded: set[str]) -> bool:
+def _spares(node: fx.Node, modules: dict[str, nn.Module], folded: set[str]) -> bool:
+    """Whether what it gives can be overwritten: an activation that a norm layer ends in needs its own."""
     if node.op == "call_module":
-        return node.target in folded
+        return node.target in folded and not after(modules[node.target])
     return node.op == "call_function" and node.target is operator.add
 
 
@@ -169,7 +174,9 @@ def _frozen_copy(model: nn.Module) -> nn.Module:
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
         # A copy starts at rest; this one rests where the model is, unobserved, and so do copies of it.
         layer.rest = layer.setting = replace(original.setting, observe=None)
-    return frozen.eval().requires_grad_(False)
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    return frozen.eval()
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trimtab.norm.groups import NO_DEVIATION, Groups, normalise_groups, take_moments
@@ -153,7 +154,8 @@ class Steered(Holder):
 
     def runs_stock(self, input: Tensor) -> bool:
         if isinstance(self, nn.SyncBatchNorm) and self.training:
-            return self.setting.neutral and self.synchronised and input.is_cuda  # it refuses other devices
+            alone = not dist.is_available() or not dist.is_initialized()
+            return self.setting.neutral and (alone or (self.synchronised and input.is_cuda))  # all it takes
         return self.setting.neutral and not self.pools_processes()
 
     # ---- copies ---------------------------------------------------------------------------------------

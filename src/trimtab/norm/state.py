@@ -68,7 +68,12 @@ def recalibrate(model: nn.Module, batches: Iterable[Any], branch: str = MAIN) ->
             module.training = mode
     if not seen:
         raise BadInput("recalibrating needs at least one batch of images, found none")
-    return adopt(model, {name: pool(found) for name, found in seen.items()}, branch=branch)
+    return adopt(model, {name: _unbiased(pool(found)) for name, found in seen.items()}, branch=branch)
+
+
+def _unbiased(found: Moments) -> Moments:
+    """With the variance that torch stores."""
+    return found._replace(var=found.var * (found.n / max(found.n - 1, 1)))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trimtab.norm.layer import Steered
 from trimtab.norm.moments import pool
 from trimtab.norm.setting import MAIN, Moments, Route, Shift
-from trimtab.types import BadInput
+from trimtab.types import BadInput, number, whole
 
 _INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "inherit"})()
 
@@ -55,10 +55,10 @@ def innermost(model: nn.Module) -> nn.Module:
     while True:
         own = model._modules  # not getattr: a module may answer for one inside it
         ddp = isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        inner = own.get("module" if ddp else "_orig_mod", own.get("_forward_module"))
-        if inner is None:
+        held = [name for name in ("module" if ddp else "_orig_mod", "_forward_module") if name in own]
+        if not held:
             return model
-        model = inner
+        model = own[held[0]]  # type: ignore[assignment]
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def use(
     *,
     branch: str | Route | list[tuple[str, int]] | None = _INHERIT,
     source: str | None = _INHERIT,
-    rho: float | None = _INHERIT,
+    rho: float | str | None = _INHERIT,
     blend_of: str | None = _INHERIT,
     update: bool | float | str | None = _INHERIT,
     groups: int | None = _INHERIT,
@@ -84,6 +84,7 @@ def use(
     in the second run.
     """
     steered = steered_layers(module)
+    rho = number(rho) if isinstance(rho, str) else rho
     knobs: dict[str, Any] = {
         "source": source,
         "rho": rho,
@@ -174,7 +175,9 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
     if branch is None or isinstance(branch, str):
         names = [MAIN if branch is None else branch]
     else:
-        branch = tuple((str(name), int(count)) for name, count in branch if count)
+        if not all(isinstance(one, list | tuple) and len(one) == 2 for one in branch):
+            raise BadInput(f"a route is made of (branch, number of images) pairs, found {branch!r}")
+        branch = tuple((str(name), whole(count, "the number of images")) for name, count in branch if count)
         if any(count < 0 for _, count in branch):
             raise BadInput(f"a route counts images, found {branch}")
         names = [name for name, _ in branch]
@@ -193,6 +196,8 @@ def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:
     for name, one in (shift or {}).items():
         if name not in steered:
             raise BadInput(f"there is no steered layer {name!r} to shift; layers(model) lists them")
+        if not isinstance(one, Shift):
+            raise BadInput(f"the shift of {name!r} is a norm.Shift(mu, sigma), found a {type(one).__name__}")
         for delta in (one.mu, one.sigma):
             channels = steered[name].num_features
             if delta is not None and delta.shape != (channels,):
