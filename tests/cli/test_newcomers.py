@@ -2,12 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import trimtab
+from trimtab import data, evaluate
 from trimtab.cli import main
 from trimtab.cli.words import understood
 from trimtab.evaluate import suites, trust
@@ -215,3 +217,81 @@ def test_frozen_statistics_are_labelled_by_the_images_they_come_from(capsys):
     code, out, _ = say(capsys, "evaluate", SAMPLE, "--limit", "16", "--states", "frozen:16")
     assert code == 0
     assert "frozen on the first 16 images" in out
+
+
+def test_the_same_measurement_is_one_run_whatever_command_asked_for_it(capsys, monkeypatch):
+    words = ["evaluate", SAMPLE, "--limit", "8"]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["trimtab", *words, *more])
+        assert say(capsys, *words, *more)[0] == 0
+    assert len(json.loads(say(capsys, "runs", "--json")[1])) == 1
+
+
+def test_runs_on_other_images_are_not_compared_without_a_word(capsys):
+    for limit in ("8", "16"):
+        assert say(capsys, "evaluate", SAMPLE, "--limit", limit)[0] == 0
+    ids = [run["id"] for run in json.loads(say(capsys, "runs", "--json")[1])]
+    assert "Not like with like: these were measured on 8 and 16 images." in say(capsys, "runs", *ids)[1]
+    assert "Not like" not in say(capsys, "runs", ids[0], ids[0])[1]
+
+
+def test_an_export_can_be_told_to_scripts(capsys):
+    assert say(capsys, "evaluate", SAMPLE, "--limit", "8")[0] == 0
+    code, out, _ = say(capsys, "runs", "--csv", "rows.csv", "--json")
+    assert (code, len(json.loads(out))) == (0, 1)
+    assert Path("rows.csv").exists()
+
+
+def test_a_file_that_is_no_scorecard_is_named(capsys):
+    Path("odd.json").write_text("{}")
+    for file, words in (("odd.json", "trimtab evaluate --json"), ("gone.json", "there is no file")):
+        code, _, err = say(capsys, "report", file)
+        assert code == 2
+        assert file in err
+        assert words in err
+
+
+def test_judgements_of_a_claim_are_objects_for_scripts(capsys):
+    told = json.loads(say(capsys, "reproduce", "APA-8", "--scale", "smoke", "--json")[1])
+    assert all({"test", "mean", "verdict"} <= test.keys() for claim in told for test in claim["tests"])
+
+
+def test_the_lens_tells_of_classes_in_another_order(capsys):
+    images = data.load("sample", "test").subset(slice(0, 16))
+    data.save(replace(images, classes=tuple(reversed(images.classes))), "other.safetensors")
+    code, out, _ = say(capsys, "lens", SAMPLE, "--data", "file:other.safetensors", "--eps", "0")
+    assert code == 0
+    assert "Doubt (classes" in out
+
+
+def test_a_batch_of_nothing_is_refused_by_the_name_of_its_option(capsys):
+    code, _, err = say(capsys, "adapt", SAMPLE, "--batch-size", "0")
+    assert code == 2
+    assert "--batch-size must be 1 or more, found 0" in err
+
+
+def test_an_adapted_network_remembers_the_size_that_it_saw(capsys):
+    Path("own_net.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    before = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)\n"
+        "    return nn.Sequential(*before, nn.Flatten(), nn.Linear(4, 10))\n"
+    )
+    assert (
+        say(capsys, "adapt", "py:own_net:build", "--limit", "8", "--sigma", "0", "--save", "frozen")[0] == 0
+    )
+    assert json.loads(Path("frozen/model.json").read_text())["input"]["size"] == [28, 28]
+
+
+def test_a_page_tries_no_more_images_than_were_asked_for(capsys):
+    assert say(capsys, "evaluate", SAMPLE, "--limit", "24", "--page", "page.html")[0] == 0
+    tried = evaluate.runs(".trimtab/trials.sqlite")
+    assert {row.n for run in tried for row in run.card.rows} == {24}
+
+
+def test_a_page_of_certificates_speaks_of_them(capsys):
+    words = ("certify", "zoo:sample-noise", "--limit", "4", "--n", "100", "--n0", "10")
+    assert say(capsys, *words)[0] == 0
+    (run,) = json.loads(say(capsys, "runs", "--json")[1])
+    told = json.loads(say(capsys, "report", run["id"], "--json")[1])
+    assert "are certified right" in told["verdict"][1]

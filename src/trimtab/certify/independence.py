@@ -41,7 +41,10 @@ def require_independent(model: nn.Module, images: Tensor) -> int:
     scale = float(first.abs().max().clamp(min=1e-6))
     own = first[: len(images)]
     if _distance(again, first) > ROUNDING * scale:
-        raise BadInput(f"the model answers the same batch differently from call to call; {REMEDY}")
+        raise BadInput(
+            "the model answers the same batch differently from call to call; turn off what draws at random "
+            f"in eval mode (drop-out), or {REMEDY}"
+        )
     coarse = max(ROUNDING_OF_SIZES, 16 * torch.finfo(first.dtype).eps)
     if max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / coarse) > scale:
         raise BadInput(DEPENDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,13 +67,15 @@ class Adapt:
 
     def run(self) -> int:
         import trimtab
-        from trimtab import adapt, data, evaluate
+        from trimtab import adapt, data, evaluate, models
         from trimtab.cli import show
         from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate import conditions, states
         from trimtab.types import BadInput, number
 
         save_sigma = number(self.save_sigma)
+        if min(self.batch_size) < 1:
+            raise BadInput(f"--batch-size must be 1 or more, found {min(self.batch_size)}")
         if self.save_images < 1:
             raise BadInput(f"--save-images must be 1 or more, found {self.save_images}")
         if self.save is not None and self.save.is_file():
@@ -92,13 +94,13 @@ class Adapt:
         if self.save is not None and speaks():
             known = data.load(self.data, "train")
             batch = next(iter(known.batches(self.save_images)))
-            trimtab.save(
-                adapt.frozen_under_noise(
-                    model, batch.x, save_sigma, self.seed, batch.ids, number(self.rho[-1]),
-                    self.blend_of, origin(known, images),
-                ),
-                self.save,
+            made = adapt.frozen_under_noise(
+                model, batch.x, save_sigma, self.seed, batch.ids, number(self.rho[-1]),
+                self.blend_of, origin(known, images),
             )  # fmt: skip
+            if isinstance(made, models.Pixels) and not made.recorded:  # its size was a guess
+                made = made.described(spec=replace(made.spec, size=images.spec.size))
+            trimtab.save(made, self.save)
         if self.json:
             import json
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from trimtab.cli.options import Json
@@ -37,9 +36,10 @@ class Doctor:
 
     def run(self) -> int:
         from trimtab.cli import show
+        from trimtab.models.architectures import extra
 
         versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
-        extras = {f"import {name}": partial(import_module, name) for name in EXTRAS if versions[name]}
+        extras = {f"import {name}": partial(extra, name) for name in EXTRAS if versions[name]}
         results = {name: _try(test) for name, test in (TESTS | extras).items()}
         missing = [name for name in NEEDED if versions[name] is None]
         sound = not missing and all(trouble is None for trouble, _ in results.values())

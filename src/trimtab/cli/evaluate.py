@@ -86,6 +86,8 @@ class Evaluate:
     """For corruptions: the id of a run on the same images, whose errors are divided by."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
+    insist: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Attack also where the trust card finds that the numbers will mean nothing (wrong pixels, say)."""
     strict: Strict = False
     json: Json = False
 
@@ -118,6 +120,7 @@ class Evaluate:
             batch_size=self.batch_size,
             chunk=self.chunk,
             keep_images=self.keep_images,
+            insist=self.insist,
             processes=self.processes,
             name=self.model,
         )

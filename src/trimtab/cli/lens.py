@@ -31,10 +31,12 @@ class Lens:
     def run(self) -> int:
         from trimtab import data, measure, norm
         from trimtab.cli import show
+        from trimtab.evaluate import trust
 
         model = loaded(self.model, self.device)
         images = data.load(self.data, self.split)
         batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
+        doubts = list(trust.other_images(model, batches[0], images))
         similarity = {}
         for probe in measure.PROBES:
             found = [
@@ -50,8 +52,11 @@ class Lens:
             drift = measure.batch_against_running(model, one.x)
         if self.json:
             show.as_json(
-                {"ligs": similarity, "tolerance": rows, "landscape": smooth.__dict__, "statistics": drift}
-            )
+                {
+                    "ligs": similarity, "tolerance": rows, "landscape": smooth, "statistics": drift,
+                    "doubts": doubts,
+                }
+            )  # fmt: skip
             return 0
         n = sum(len(b.y) for b in batches)
         show.table(
@@ -79,6 +84,8 @@ class Lens:
             f"{smooth.gradient_change:.3g}; effective beta {smooth.beta:.3g}.",
             markup=False,
         )
+        if doubts:
+            show.doubts(doubts)
         return 0
 
 

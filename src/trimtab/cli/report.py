@@ -32,6 +32,7 @@ class Runs:
         from trimtab import evaluate
         from trimtab.cli import show
         from trimtab.placed import placed
+        from trimtab.report.tables import unlike
         from trimtab.types import BadInput
 
         if not self.store.exists():
@@ -41,10 +42,12 @@ class Runs:
             with placed(self.csv) as part:
                 part.write_text(evaluate.export(chosen))
             show.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
-        elif self.json:
+        if self.json:
             show.as_json(
                 [{"id": run.id, "finished": run.finished, **json.loads(run.card.json())} for run in chosen]
             )
+        elif self.csv is not None:
+            pass
         elif self.ids:
             rows = [
                 [
@@ -57,6 +60,8 @@ class Runs:
             ]
             columns = ["condition", "state", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
             show.table("Compared", columns, rows, right=range(2, 12))
+            if apart := unlike([run.card for run in chosen]):
+                show.out.print(f"Not like with like: these were measured {apart}.", markup=False)
         else:
             rows = [
                 [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
@@ -87,6 +92,8 @@ class Report:
 
         if not self.ids:
             raise BadInput("give the ids of one to eight runs; `trimtab runs` lists them")
+        if gone := next((id for id in self.ids if id.endswith(".json") and not Path(id).is_file()), None):
+            raise BadInput(f"there is no file {gone}")
         cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
         if self.json:
@@ -118,3 +125,5 @@ def _card(path: str) -> Card:
         return Card.read(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise BadInput(f"{path} is no scorecard: it is not even text") from None
+    except BadInput as problem:
+        raise BadInput(f"{path}: {problem}; give what `trimtab evaluate --json` printed") from None

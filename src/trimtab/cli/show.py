@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,9 @@ from trimtab.cli.options import speaks
 if TYPE_CHECKING:
     from trimtab.evaluate import Card, Flag, Row
 
-out = Console(emoji=False)
+WIDE = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+"""Columns of what goes into a file or a pipe; a terminal knows its own."""
+out = Console(emoji=False, width=WIDE)
 err = Console(stderr=True, emoji=False)
 
 
@@ -32,9 +35,8 @@ def table(
     made = Table(title=escape(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     wide = max((len(row[0]) for row in rows), default=0) < 40  # longer names may break
     for index, name in enumerate(columns):
-        made.add_column(
-            escape(name), justify="right" if index in right else "left", no_wrap=index == 0 and wide
-        )
+        side: Any = "right" if index in right else "left"
+        made.add_column(escape(name), justify=side, no_wrap=index == 0 and wide, overflow="fold")
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     out.print(made)
@@ -42,13 +44,14 @@ def table(
 
 def as_json(value: Any) -> None:
     """Print a value for scripts."""
-    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    json.dump(_known(plain), sys.stdout, indent=1, sort_keys=True, default=str, allow_nan=False)
+    json.dump(_known(value), sys.stdout, indent=1, sort_keys=True, default=str, allow_nan=False)
     print()
 
 
 def _known(value: Any) -> Any:
-    """The value with null for numbers that are none, which JSON does not know."""
+    """The value as JSON knows it: dataclasses by their fields, numbers that are none as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {name: _known(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trimtab.keys import digest
 from trimtab.types import BadInput
 
 ENDS = (", lower end", ", upper end")
@@ -84,6 +85,12 @@ class Card:
         attacked = [row for row in self.rows if row.kind == "attack" and "iterate" in row.condition]
         other = [row for row in attacked if row.score not in row.condition]
         return sorted({f"{row.condition}, on {row.state}: {row.score}, of whole batches." for row in other})
+
+    @property
+    def id(self) -> str:
+        """What was measured, and not by which command."""
+        told = {name: value for name, value in self.provenance.items() if name != "command"}
+        return digest(replace(self, provenance=told).json())[:12]
 
     def json(self) -> str:
         """The card as text, byte-identical for the same results."""

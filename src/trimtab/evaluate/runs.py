@@ -26,9 +26,13 @@ def runs(store: Store | str | Path = DEFAULT) -> list[Run]:
     """All finished runs of a store, the oldest first."""
     store = store if isinstance(store, Store) else Store(store)
     found = store.cards()
-    if odd := next((id for id, _, card in found if digest(card)[:12] != id), None):
-        raise BadInput(f"the run {odd!r} in {store.path} is damaged; evaluate again into another store")
-    return [Run(id, finished, Card.read(card)) for id, finished, card in found]
+    read = [Run(id, finished, Card.read(card)) for id, finished, card in found]
+    for run, (_, _, text) in zip(read, found, strict=True):
+        if run.id not in (run.card.id, digest(text)[:12]):  # the second in stores of old
+            raise BadInput(
+                f"the run {run.id!r} in {store.path} is damaged; evaluate again into another store"
+            )
+    return read
 
 
 def find(id: str, store: Store | str | Path = DEFAULT) -> Run:

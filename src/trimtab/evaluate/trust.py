@@ -113,6 +113,12 @@ def stopped(flags: Sequence[Flag], attack: Any = None) -> bool:
     return bool(raised) and not (raised == {"cut"} and not getattr(attack, "by_gradients", True))
 
 
+def unmeasured(flags: Sequence[Flag]) -> list[Flag]:
+    """The flags, of which those that stopped attacks say so."""
+    told = "no attack that this makes meaningless was measured (--insist, or insist=True, does)"
+    return [replace(flag, advice=f"{flag.advice}; {told}") if flag.name in STOPS else flag for flag in flags]
+
+
 def distinct(flags: Sequence[Flag], state: NormState) -> tuple[Flag, ...]:
     """Each flag once, by the first thing that raised it, and none that another explains."""
     first: dict[str, Flag] = {}
@@ -132,7 +138,7 @@ def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
     with guard(cell.subject.model) if adapts else cell.state.lend(cell.subject.model, _none) as model:
         faults = input_faults(model, batch.x, None if adapts else batch.y)
         layers = norm.audit(model).layers
-        other = list(_other_images(model, batch, cell.subject.data))
+        other = list(other_images(model, batch, cell.subject.data))
     untrained = [one.name for one in layers if any(found.kind == "never trained" for found in one.trouble)]
     for fault in faults.certain:
         yield Flag("normalisation", fault, "give the model the mean and deviation that it was trained with")
@@ -148,10 +154,10 @@ def first_flags(cell: Cell, columns: Columns) -> Iterator[Flag]:
     yield from health_flags(columns)
 
 
-def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
+def other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
     """Images that are not those the model was made for, or that come class by class."""
     size = tuple(batch.x.shape[2:])
-    if isinstance(model, Pixels) and _recorded(model) and size != model.spec.size:
+    if isinstance(model, Pixels) and model.recorded and size != model.spec.size:
         made, found = (f"{h} x {w}" for h, w in (model.spec.size, size))
         saw = f"the network was made for {made} pixels, the images have {found}"
         yield Flag("size", saw, "give it images of its size")
@@ -169,11 +175,6 @@ def _other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag
         saw = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
         advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
         yield Flag("order", saw, advice)
-
-
-def _recorded(model: Pixels) -> bool:
-    """Whether somebody said what it expects; without a record its size is a guess."""
-    return model.origin is not None and (any(model.spec.mean) or "trimtab" in model.origin.provenance)
 
 
 def _named(classes: Any) -> bool:

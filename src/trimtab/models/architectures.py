@@ -48,7 +48,7 @@ def _net(name: str, classes: int | None, weights: str | None, arguments: dict[st
 
 
 def _timm(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
-    timm = _extra("timm")
+    timm = extra("timm")
     if odd := next((name for name in arguments if name.startswith(("pretrained", "checkpoint"))), None):
         raise BadInput(f"timm:{name} takes no {odd}; write timm:{name}+pretrained to fetch its weights")
     if not timm.is_model(name):
@@ -64,7 +64,7 @@ def _timm(name: str, classes: int | None, weights: str | None, arguments: dict[s
 
 
 def _torchvision(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
-    models = _extra("torchvision").models
+    models = extra("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
         raise BadInput(_unknown("torchvision", name, known))
@@ -167,7 +167,7 @@ def _run(file: Path) -> ModuleType:
     return module
 
 
-def _extra(package: str) -> Any:
+def extra(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -73,6 +73,11 @@ class Pixels(nn.Module):
             _require_pixels(x, self.spec)
         return self.net(self.normalise(x))
 
+    @property
+    def recorded(self) -> bool:
+        """Whether somebody said what it expects; without a record its size is a guess."""
+        return self.origin is not None and (any(self.spec.mean) or "trimtab" in self.origin.provenance)
+
     def described(self, **changes: Any) -> Pixels:
         """The same network under another `spec`, `classes` or `origin`."""
         told = {"spec": self.spec, "classes": self.classes, "origin": self.origin, **changes}
@@ -96,8 +101,8 @@ def _require_pixels(x: Tensor, spec: InputSpec) -> None:
         raise BadInput(f"the model takes pixels as floats in [0, 1], found {x.dtype}; divide by 255")
     if x.dim() < 3 or x.shape[-3] != spec.channels:  # a wrong count would broadcast against the mean
         raise BadInput(
-            f"the model takes images with {spec.channels} channels, found shape {tuple(x.shape)}; if it "
-            "takes others, say so by models.wrap(net, InputSpec(channels=...))"
+            f"the model takes images with {spec.channels} channels, found shape {tuple(x.shape)}; give it "
+            "such images, or say that it takes others: models.wrap(net, InputSpec(channels=...))"
         )
 
 

@@ -61,7 +61,7 @@ def gather(
 ) -> Extras:
     """The extras of one model's page. Trials are kept beside the store, so a second call is quick."""
     held = as_set(data)
-    n = min(sample, len(held))
+    n = min(sample, len(held), max((row.n for row in card.rows), default=sample))
     audit = norm.audit(model, [held.take(torch.arange(n)).x])
     (name,) = names([card])
     if not norm.steerable(model):

@@ -97,9 +97,15 @@ def _under_stress(card: Card, state: str) -> str:
         )
     elif stopped := [flag.name for flag in card.flags if flag.name in trust.STOPS and flag.state == state]:
         parts.append(f"no attack was tried, because the trust card stopped it ({_list(stopped)})")
+    if certificate := next(
+        (row for row in card.rows if row.kind == "certificate" and row.state == state), None
+    ):
+        radii = [name for name, share in certificate.figures.items() if name.startswith("radius") and share]
+        reach = f", and some up to {radii[-1]}" if len(radii) > 1 else ""
+        parts.append(f"{certificate.condition}, {percent(certificate.accuracy)} are certified right{reach}")
     if disturbance:
         parts.append(f"the harshest disturbance, “{disturbance[0]}”, leaves {percent(disturbance[1].value)}")
-    said = ", and ".join(parts) or "neither attacks nor disturbances were measured"
+    said = "; ".join(parts) or "neither attacks nor disturbances were measured"
     return f"{said[0].upper()}{said[1:]}."
 
 
