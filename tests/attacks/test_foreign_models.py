@@ -146,6 +146,7 @@ def test_labels_beyond_the_classes_are_told_wherever_a_loss_is_taken(model, imag
     for taken in (measure.loss_gradients, measure.landscape, attacks.Ascent(), attacks.SignStep()):
         with pytest.raises(BadInput, match="labels must lie in"):
             taken(steered, x, y + 100)
+    assert attacks.SignStep(groups=16)(steered, x, y)  # whose few first images are no sixteen groups
     with pytest.raises(BadInput, match="found none"):
         attacks.Ascent()(steered, x[:0], y[:0])
 

@@ -68,11 +68,12 @@ class Ascent:
             if unknown:
                 raise BadInput(f"there is no steered layer {unknown[0]!r}; norm.layers(model) lists them")
             found = {name: found[name] for name in self.layers}
+        with guard(model):
+            check_labels(model, x, y)
         with (
             guard(model, running=False),
             norm.use(model, source=self.source, update=False, groups=self.groups),
         ):
-            check_labels(model, x, y)
             for _ in range(self.steps):
                 found = {
                     name: _map(lambda d, g: (d + step * g.sign()).clamp(-r, r), found[name], grad)
