@@ -180,6 +180,8 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return [each(one) for one in value]
     if isroutine(value):
         return _name(value)
+    if isinstance(value, torch.Generator | np.random.Generator):
+        return _name(type(value))  # what it has drawn so far is no constant
     if isinstance(value, torch.jit.ScriptFunction):
         held = [node for node in value.graph.nodes() if "value" in node.attributeNames()]
         return [value.code, [each(node.t("value")) for node in held if node.kindOf("value") == "t"]]

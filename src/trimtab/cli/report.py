@@ -12,6 +12,7 @@ from trimtab.cli.options import Json, Place
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
+    from trimtab.evaluate.runs import Run
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Runs:
         from trimtab import evaluate
         from trimtab.cli import show
         from trimtab.placed import placed
-        from trimtab.report.tables import unlike
         from trimtab.types import BadInput
 
         if not self.store.exists():
@@ -46,31 +46,35 @@ class Runs:
             show.as_json(
                 [{"id": run.id, "finished": run.finished, **json.loads(run.card.json())} for run in chosen]
             )
-        elif self.csv is not None:
-            pass
-        elif self.ids:
-            rows = [
-                [
-                    condition,
-                    state,
-                    str(seed),
-                    *(show.cell(r) for r in answers),
-                ]
-                for (condition, state, seed), answers in evaluate.compare(chosen).items()
-            ]
-            columns = ["condition", "state", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
-            show.table("Compared", columns, rows, right=range(2, 12))
-            if apart := unlike([run.card for run in chosen]):
-                show.out.print(f"Not like with like: these were measured {apart}.", markup=False)
-        else:
-            rows = [
-                [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
-                for r in chosen
-            ]
-            columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
-            title = f"{len(rows)} runs in {self.store}; accuracies by the first norm state"
-            show.table(title, columns, rows, right=range(5, 9))
+        elif self.csv is None:
+            _compare(chosen) if self.ids else self._list(chosen)
         return 0
+
+    def _list(self, chosen: list[Run]) -> None:
+        from trimtab.cli import show
+
+        rows = [
+            [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
+            for r in chosen
+        ]
+        columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
+        title = f"{len(rows)} runs in {self.store}; accuracies by the first norm state"
+        show.table(title, columns, rows, right=range(5, 9))
+
+
+def _compare(chosen: list[Run]) -> None:
+    from trimtab import evaluate
+    from trimtab.cli import show
+    from trimtab.report.tables import unlike
+
+    rows = [
+        [condition, state, str(seed), *(show.cell(r) for r in answers)]
+        for (condition, state, seed), answers in evaluate.compare(chosen).items()
+    ]
+    columns = ["condition", "state", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
+    show.table("Compared", columns, rows, right=range(2, 12))
+    if apart := unlike([run.card for run in chosen]):
+        show.out.print(f"Not like with like: these were measured {apart}.", markup=False)
 
 
 @dataclass(frozen=True)
