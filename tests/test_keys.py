@@ -507,3 +507,16 @@ def test_packed_weights_and_the_constants_of_a_trace_are_part_of_the_key() -> No
     for make in (packed, traced):
         assert keys.weights(make(1.0)) == keys.weights(make(1.0))
         assert keys.weights(make(1.0)) != keys.weights(make(2.0))
+
+
+def test_a_traced_network_has_a_key_of_its_graph_at_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.net, self.factor = net(), factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.factor * self.net(x)
+
+    one, same, other = (keys.weights(torch.fx.symbolic_trace(Twice(factor))) for factor in (2.0, 2.0, 3.0))
+    assert one == same != other

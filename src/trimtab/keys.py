@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from trimtab.types import BadInput
 
@@ -35,6 +35,8 @@ _WORDS = {"provenance", "origin", "classes"}
 _KNOWN = ("builtins", "torch", "trimtab")
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_HIDDEN = -1
+"""Among the ids of what is being looked into: an object that does not show what it holds."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -147,7 +149,7 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return value.__name__
     if isinstance(value, type) or id(value) in within:
         return _name(value)
-    if isinstance(value, _OPERATORS):
+    if isinstance(value, (*_OPERATORS, fx.Graph)):
         return str(value)
     each = partial(_constant, within=within | {id(value)})
     if isinstance(value, nn.Module):
@@ -185,7 +187,9 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
     if isinstance(value, torch.jit.ScriptFunction):
         held = [node for node in value.graph.nodes() if "value" in node.attributeNames()]
         return [value.code, [each(node.t("value")) for node in held if node.kindOf("value") == "t"]]
-    return [_name(type(value)), each(_saved(value))]
+    if _HIDDEN in within:  # such objects may know each other in endless ways
+        return _name(type(value))
+    return [_name(type(value)), _constant(_saved(value), within | {id(value), _HIDDEN})]
 
 
 def _saved(value: Any) -> list[Any]:
