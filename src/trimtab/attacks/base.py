@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from trimtab import adapt, draws
 from trimtab.attacks.geometry import distance
-from trimtab.attacks.guard import PROBE, bare, couples_batch, fast, guard, refuse_stream
+from trimtab.attacks.guard import (
+    PROBE,
+    bare,
+    couples_batch,
+    fast,
+    guard,
+    refuse_stream,
+    same_beside_others,
+    says_coupled,
+)
 from trimtab.copies import duplicate
 from trimtab.cores import spread, workers_for
 from trimtab.types import BadInput, Budget
@@ -115,22 +124,25 @@ class Attack:
         model = bare(model)
         with guard(model):
             given = x.detach().clone(memory_format=_form(x))
-            said = check_labels(model, given, y)
-            coupled = couples_batch(model, given, said)
+            net, coupled, classes = ready(model, given, y)
             if coupled and self.one_by_one:
                 name = type(self).__name__
                 raise BadInput(
                     f"{name} judges images one by one; this model couples a batch, freeze it first"
                 )
-            net = model if coupled else fast(model, given, said)
             # Small steps would be rounded away in half precision: only the network works in it.
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
             if getattr(self, "precision", "full") != "full" and not coupled and not half:
-                net = rough(net, clean[:2])
+                net = Rough(net)
             own = draws.ids_of(x, ids)
-            victim = Victim(net, clean, y.long().clone(), seed, own, coupled, judged, said.shape[1])
-            found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
+            victim = Victim(net, clean, y.long().clone(), seed, own, coupled, judged, classes)
+            try:
+                found = self.run(victim) if coupled else in_slices(self.run, victim, self.refills)
+            except RuntimeError:
+                if victim.rough:
+                    require_bfloat16(net, clean[:2])
+                raise
         _check_budget(found.x, clean, self.budget)
         return replace(found, x=found.x.to(x.dtype))
 
@@ -207,12 +219,11 @@ class Rough(nn.Module):
         return z
 
 
-def rough(net: nn.Module, x: Tensor) -> nn.Module:
-    """The network with rough gradients, tried on x."""
-    lowered = Rough(net)
+def require_bfloat16(net: nn.Module, x: Tensor) -> None:
+    """Refuse a network whose rough copy does not run on x."""
     try:
         with torch.enable_grad():
-            z = lowered(x.detach().requires_grad_(True))
+            z = net(x.detach().requires_grad_(True))
             if z.requires_grad:
                 z.sum().backward()
     except RuntimeError as why:
@@ -220,7 +231,6 @@ def rough(net: nn.Module, x: Tensor) -> nn.Module:
         raise BadInput(
             f'this model does not run in bfloat16 ({said}); leave the attack\'s precision at "full"'
         ) from why
-    return lowered
 
 
 def check_images(x: Tensor, y: Tensor) -> None:
@@ -230,12 +240,15 @@ def check_images(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise BadInput(f"images must be floating point in [0, 1], found {x.dtype}; divide bytes by 255")
     check_pairs(x, y)
-    if len(x) and not bool(x.isfinite().all()):
+    if len(x) == 0:
+        return
+    low, high = (float(end) for end in x.aminmax())  # NaN if there is one
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise BadInput("the images contain NaN or infinity")
-    if len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
+    if low < 0 or high > 1:
         raise BadInput(
-            f"pixels must lie in [0, 1], found {float(x.min()):.3g} to {float(x.max()):.3g}; put mean and "
-            "deviation inside the model (trimtab.models.wrap) and scale bytes by 1/255"
+            f"pixels must lie in [0, 1], found {low:.3g} to {high:.3g}; put mean and deviation inside the "
+            "model (trimtab.models.wrap) and scale bytes by 1/255"
         )
 
 
@@ -247,6 +260,24 @@ def check_pairs(x: Tensor, y: Tensor) -> None:
         )
     if len(x) != len(y):
         raise BadInput(f"{len(x)} images came with {len(y)} labels; give one label per image")
+
+
+def ready(model: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, bool, int]:
+    """The quickest equivalent of a guarded model, whether it couples a batch, and how many classes it knows.
+
+    Mostly one look is enough: if the folded network says of an image, beside others, what the model said of
+    it, then folding changed nothing and neighbours do not matter. Narrow formats round too much to tell.
+    """
+    said = check_labels(model, x, y)
+    classes = said.shape[1]
+    exact = said.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+    if exact and len(x) > 1 and not says_coupled(model):
+        net = fast(model)
+        if same_beside_others(net, x, said):
+            return net, False, classes
+    if couples_batch(model, x, said):
+        return model, True, classes
+    return fast(model, x, said), False, classes
 
 
 @torch.no_grad()
@@ -286,7 +317,8 @@ def check_rho(model: nn.Module, rho: float) -> None:
 
 def _check_budget(x: Tensor, centre: Tensor, budget: Budget) -> None:
     far = float(distance(x, centre, budget).max())
-    if not (far <= budget.radius + 1e-5 and float(x.min()) >= 0 and float(x.max()) <= 1):  # nor is it NaN
+    low, high = (float(end) for end in x.aminmax())
+    if not (far <= budget.radius + 1e-5 and low >= 0 and high <= 1):  # nor is it NaN
         raise AssertionError(f"an attack left its budget: {far} from the image, {budget} allowed")
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.attacks import FGSM, PGD, Linf
-from trimtab.attacks.base import Attack, check_images, check_labels, wrong
-from trimtab.attacks.guard import bare, couples_batch, fast, guard, refuse_stream
+from trimtab.attacks.base import Attack, check_images, ready, wrong
+from trimtab.attacks.guard import bare, guard, refuse_stream
 from trimtab.attacks.pgd import gradient
 from trimtab.norm.moments import widest
 from trimtab.types import BadInput, number
@@ -49,8 +49,7 @@ def ligs(
     model = bare(model)
     step = _step(model, x, y, probe, number(size), seed, draws.ids_of(x, ids))
     with guard(model):
-        said = check_labels(model, x, y)
-        net = model if couples_batch(model, x, said) else fast(model, x, said)
+        net, *_ = ready(model, x, y)
         here, there = input_gradient(net, x, y), input_gradient(net, x + step, y)
     return cosine(here, there)
 
