@@ -68,5 +68,7 @@ def random_start(centre: Tensor, budget: Budget, seed: int, ids: Sequence[int], 
 
 def distance(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:
     """How far each image is from its centre, in the budget's norm."""
-    delta = (x - centre).flatten(1)
-    return delta.abs().amax(1) if isinstance(budget, Linf) else _l2(delta)
+    delta = x - centre
+    if isinstance(budget, Linf):
+        return delta.abs().amax(tuple(range(1, x.dim())))  # which flattening would first lay out anew
+    return _l2(delta.flatten(1))
