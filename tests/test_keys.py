@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -459,6 +461,10 @@ def test_a_whole_number_and_the_same_fraction_are_one_attack() -> None:
     )
 
 
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x
+
+
 class Slotted:
     __slots__ = ("value",)
 
@@ -504,7 +510,23 @@ def test_packed_weights_and_the_constants_of_a_trace_are_part_of_the_key() -> No
 
         return torch.jit.trace(Times(), torch.ones(2))
 
-    for make in (packed, traced):
+    def scripted(constant: float) -> nn.Module:
+        class Times(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.constant = constant
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return thrice(x) * self.constant
+
+        return torch.jit.script(Times())
+
+    def holding(constant: float) -> nn.Module:
+        model = net()
+        model.traced = torch.jit.trace(lambda x: x * torch.tensor([constant]), torch.ones(2))
+        return model
+
+    for make in (packed, traced, scripted, holding):
         assert keys.weights(make(1.0)) == keys.weights(make(1.0))
         assert keys.weights(make(1.0)) != keys.weights(make(2.0))
 
@@ -520,3 +542,39 @@ def test_a_traced_network_has_a_key_of_its_graph_at_once() -> None:
 
     one, same, other = (keys.weights(torch.fx.symbolic_trace(Twice(factor))) for factor in (2.0, 2.0, 3.0))
     assert one == same != other
+
+
+@torch.fx.wrap
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_functions_that_a_traced_network_calls_are_part_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return doubled(x)
+
+    one = keys.weights(torch.fx.symbolic_trace(Doubled()))
+    assert one == keys.weights(torch.fx.symbolic_trace(Doubled()))
+    monkeypatch.setattr(doubled, "__code__", thrice.__code__)
+    assert one != keys.weights(torch.fx.symbolic_trace(Doubled()))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [np.random.RandomState(0), np.random.PCG64(0), np.random.default_rng(0), torch.Generator(),
+     itertools.count(), logging.getLogger("own"), Path("somewhere")],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+def test_what_was_drawn_or_noted_so_far_is_no_part_of_a_key(held: Any) -> None:
+    model = net()
+    model.held = held
+    before = keys.weights(model)
+    for draw in ("rand", "random_raw", "random", "__next__"):
+        getattr(held, draw, lambda: None)()
+    if isinstance(held, torch.Generator):
+        torch.rand(3, generator=held)
+    if isinstance(held, Path):
+        model.held = held / "else"
+    logging.addLevelName(7, "OWN")
+    assert keys.weights(model) == before

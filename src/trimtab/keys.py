@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from inspect import isroutine
+from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -35,6 +36,10 @@ _WORDS = {"provenance", "origin", "classes"}
 _KNOWN = ("builtins", "torch", "trimtab")
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_MANGLED = re.compile(r"___torch_mangle_\d+\.")
+_CHANCE = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState)
+_BY_KIND = (*_CHANCE, logging.Logger, PurePath, Iterator, torch.UntypedStorage, torch.TypedStorage)
+"""Of these the kind is told, and not what they have drawn or noted so far, or where something lies."""
 _HIDDEN = -1
 """Among the ids of what is being looked into: an object that does not show what it holds."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -149,9 +154,15 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return value.__name__
     if isinstance(value, type) or id(value) in within:
         return _name(value)
-    if isinstance(value, (*_OPERATORS, fx.Graph)):
+    if isinstance(value, _OPERATORS):
         return str(value)
+    if isinstance(value, _BY_KIND):
+        return _name(type(value))
+    if isinstance(value, torch.jit.ScriptFunction):
+        return _graph(value.inlined_graph)
     each = partial(_constant, within=within | {id(value)})
+    if isinstance(value, fx.Graph):
+        return [str(value), [each(node.target) for node in value.nodes if node.op == "call_function"]]
     if isinstance(value, nn.Module):
         return weights(value, within)
     if isinstance(value, list | tuple):
@@ -169,7 +180,7 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
     if isinstance(value, FunctionType):
         return [_name(value), _code(value, within), [each(one) for one in _enclosed(value)]]
     vars_of = getattr(value, "__dict__", None)
-    if vars_of and not isinstance(value, logging.Logger):  # which decides nothing, and knows of all others
+    if vars_of:
         kind = type(value)
         return [
             _name(kind),
@@ -182,11 +193,6 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
         return [each(one) for one in value]
     if isroutine(value):
         return _name(value)
-    if isinstance(value, torch.Generator | np.random.Generator):
-        return _name(type(value))  # what it has drawn so far is no constant
-    if isinstance(value, torch.jit.ScriptFunction):
-        held = [node for node in value.graph.nodes() if "value" in node.attributeNames()]
-        return [value.code, [each(node.t("value")) for node in held if node.kindOf("value") == "t"]]
     if _HIDDEN in within:  # such objects may know each other in endless ways
         return _name(type(value))
     return [_name(type(value)), _constant(_saved(value), within | {id(value), _HIDDEN})]
@@ -195,22 +201,34 @@ def _constant(value: Any, within: frozenset[int]) -> Any:
 def _saved(value: Any) -> list[Any]:
     """What pickle would keep of an object that does not show what it holds: packed weights, a fraction.
 
-    Nothing of what cannot be saved: a lock, a logger, a file.
+    Nothing of what cannot be saved, such as a lock.
     """
     try:
-        kept = value.__reduce_ex__(2)
+        maker, *kept = _listed(value.__reduce_ex__(2))
     except Exception:  # any object may refuse, and in any way
         return []
-    return [list(one) if isinstance(one, Iterator) else one for one in _listed(kept)]
+    return [_name(maker), *(list(one) if isinstance(one, Iterator) else one for one in kept)]
 
 
 def _scripted(module: torch.jit.ScriptModule) -> Any:
-    """What a TorchScript module does: its code, and the constants that this names."""
+    """What a TorchScript module does: its graph, and what this reads of its parts."""
+    graph: Any
     try:
-        code, constants = module.code_with_constants
-    except RuntimeError:  # a part without a forward pass of its own
+        graph = module.inlined_graph
+    except (RuntimeError, AttributeError):  # a part without a forward pass of its own
         return None
-    return [code, _constant(constants.const_mapping, frozenset())]
+    read = sorted({node.s("name") for node in graph.findAllNodes("prim::GetAttr")})
+    parts: list[Any] = [part._c for part in module.modules()]
+    held = [[name, part.getattr(name)] for part in parts for name in read if part.hasattr(name)]
+    own = [[name, one] for name, one in held if not isinstance(one, torch.ScriptModule)]
+    return [_graph(graph), _constant(own, frozenset())]
+
+
+def _graph(graph: Any) -> Any:
+    """A TorchScript graph, and the tensors that it holds; how often a name was used before plays no part."""
+    constants = [node for node in graph.findAllNodes("prim::Constant") if "value" in node.attributeNames()]
+    tensors = [_of_tensor(node.t("value")).hexdigest() for node in constants if node.kindOf("value") == "t"]
+    return [_MANGLED.sub("", graph.str(False)), tensors]
 
 
 def _enclosed(function: FunctionType) -> list[Any]:

@@ -1,6 +1,7 @@
 """Models as they come: scripted, traced, wrapped for training, exported, broken. Attacked alike, or told."""
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -113,6 +114,11 @@ def test_images_on_which_a_model_breaks_down_are_broken() -> None:
             return torch.where((level > 0.5)[:, None], torch.nan, z)
 
     x, y = torch.full((8, 1, 4, 4), 0.49), torch.zeros(8, dtype=torch.long)
+    for place in (0, 5):  # wherever an image stands, it does not keep others from being attacked
+        sick = x.clone()
+        sick[place] = 0.6
+        found = PGD(Linf(0.005), steps=1).outcome(Fragile(), sick, y).broken
+        assert found.nonzero().flatten().tolist() == [place]
     for score in ("last", "any"):
         found = PGD(Linf(0.1), steps=4, random_start=False, score=score).outcome(Fragile(), x, y)
         assert bool(found.broken.all())
@@ -123,6 +129,15 @@ def test_coupling_is_seen_in_a_batch_of_two() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False)).eval()
     assert couples_batch(nn.Sequential(model, nn.Flatten()), torch.rand(2, 3, 8, 8))
     assert not couples_batch(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), torch.rand(2, 3, 8, 8))
+
+
+def test_a_coupled_model_that_cannot_be_copied_is_attacked_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(144, 5)
+    ).eval()
+    model.lock = threading.Lock()
+    assert ATTACK(model, torch.rand(8, 3, 8, 8), torch.arange(8) % 5).shape == (8, 3, 8, 8)
 
 
 def test_what_a_stream_has_no_gradient_for_is_refused(model, images) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluate_nets import Net
 
-from trimtab.evaluate import Store
+from trimtab.data.embedded import sample
+from trimtab.evaluate import Clean, Store, run, runs
+from trimtab.evaluate.conditions import Columns
 from trimtab.types import BadInput
 
 ABOUT: dict[str, object] = {"seed": 0}
@@ -100,3 +103,31 @@ def test_a_store_of_another_format_is_named(store: Store) -> None:
     db.close()
     with pytest.raises(BadInput, match="another version of trimtab"):
         store.cells()
+
+
+class Counting(Clean):
+    """A condition of a user's own, with a figure that is a whole number."""
+
+    def figures(self, columns: Columns) -> dict[str, float]:
+        return {"images right": int(columns["correct"].sum())}
+
+
+def test_runs_are_read_as_they_were_recorded_and_damage_is_told_by_name(tmp_path: Path) -> None:
+    place = tmp_path / "store.sqlite"
+    asked = {"store": place, "limit": 8, "examine": False}
+    model = Net(sample().spec)
+    card, again = (
+        run(model, sample(), [Counting()], command=command, **asked)
+        for command in ("trimtab this", "trimtab that")
+    )
+    assert card.id == again.id
+    (kept,) = runs(place)
+    assert kept.id == card.id
+    for damage in ("substr(card, 1, 200)", "replace(card, '\"correct\": ', '\"correct\": 1')"):
+        with sqlite3.connect(place) as db:
+            whole = db.execute("SELECT card FROM runs").fetchone()[0]
+            db.execute(f"UPDATE runs SET card = {damage}")
+        with pytest.raises(BadInput, match=f"the run '{card.id}' in .* is damaged"):
+            runs(place)
+        with sqlite3.connect(place) as db:
+            db.execute("UPDATE runs SET card = ?", (whole,))

@@ -272,6 +272,23 @@ def test_one_norm_under_two_names_is_left_alone() -> None:
     assert norms(norm.fold(model)) == ["bn"]
 
 
+class BlockUnderTwoNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), season(nn.BatchNorm2d(2))).double()
+        self.extractor = self.features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.extractor(x)
+
+
+def test_a_block_under_two_names_is_folded_inside() -> None:
+    torch.manual_seed(0)
+    model = BlockUnderTwoNames().eval()
+    assert agree(model, norm.fold(model), images(4, 2, 5, 5))
+    assert norms(norm.fold(model)) == []
+
+
 @pytest.mark.parametrize("act", [nn.ReLU, nn.Sigmoid])
 def test_a_relu_does_not_overwrite_the_activation_that_a_norm_layer_ends_in(act: type[nn.Module]) -> None:
     layer = pytest.importorskip("timm.layers").BatchNormAct2d(2, act_layer=act)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trimtab import adapt, draws
+from trimtab import adapt, draws, norm
 from trimtab.attacks.geometry import distance
 from trimtab.attacks.guard import (
     PROBE,
@@ -271,7 +271,7 @@ def ready(model: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, bool, int]
     said = check_labels(model, x, y)
     classes = said.shape[1]
     exact = said.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-    if exact and len(x) > 1 and not says_coupled(model):
+    if exact and len(x) > 1 and norm.is_fixed(model) and not says_coupled(model):
         net = fast(model)
         if same_beside_others(net, x, said):
             return net, False, classes
@@ -289,7 +289,7 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     z = net(x[:PROBE])
     if not isinstance(z, Tensor) or z.dim() != 2:
         raise BadInput("the model must return logits of shape (N, classes)")
-    if bool(z.isnan().any()):
+    if bool(z.isnan().any(1).all()):
         raise BadInput("the model answers NaN; look for weights or statistics that are not finite (audit)")
     check_classes(y, z.shape[1])
     return z

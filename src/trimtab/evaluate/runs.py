@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.evaluate.card import Card, Row
+from trimtab.evaluate.card import Card, Row, identity
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.keys import digest
 from trimtab.types import BadInput
@@ -26,13 +26,17 @@ def runs(store: Store | str | Path = DEFAULT) -> list[Run]:
     """All finished runs of a store, the oldest first."""
     store = store if isinstance(store, Store) else Store(store)
     found = store.cards()
-    read = [Run(id, finished, Card.read(card)) for id, finished, card in found]
-    for run, (_, _, text) in zip(read, found, strict=True):
-        if run.id not in (run.card.id, digest(text)[:12]):  # the second in stores of old
-            raise BadInput(
-                f"the run {run.id!r} in {store.path} is damaged; evaluate again into another store"
-            )
-    return read
+    if odd := next((id for id, _, card in found if not _whole(id, card)), None):
+        raise BadInput(f"the run {odd!r} in {store.path} is damaged; evaluate again into another store")
+    return [Run(id, finished, Card.read(card)) for id, finished, card in found]
+
+
+def _whole(id: str, card: str) -> bool:
+    """Whether a card is as it was recorded; in stores of old its id was that of the text as it is."""
+    try:
+        return id in (identity(card), digest(card)[:12])
+    except (ValueError, LookupError, TypeError, AttributeError):  # it is no longer a card's JSON
+        return False
 
 
 def find(id: str, store: Store | str | Path = DEFAULT) -> Run:

@@ -39,7 +39,7 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
     copied = _frozen_copy(model)
     tracer = _Tracer(copied)
     graph = tracer.attempt(copied)
-    modules = dict(copied.named_modules(remove_duplicate=False))
+    modules = dict(copied.named_modules())
     pairs = foldable(tracer, graph, modules) if graph else []
     if graph is None or not pairs:
         return copied
@@ -54,6 +54,11 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
     return _frozen_copy(model)
 
 
+def is_fixed(model: nn.Module) -> bool:
+    """Whether every norm layer of a model in eval mode is a constant map, and none looks at the batch."""
+    return all(_is_fixed(module) for module in model.modules() if is_batch_norm(module))
+
+
 def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
     """(convolution, norm layer) pairs that are proved to be one affine map."""
     calls = [node for node in graph.nodes if node.op == "call_module"]
@@ -61,7 +66,7 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
     for node in calls:
         module = modules[str(node.target)]
         times[module] = times.get(module, 0) + 1
-    places = Counter(modules.values())
+    places = Counter(child for module in modules.values() for child in module._modules.values())
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     pairs = []
     for node in calls:

@@ -175,6 +175,7 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
     if branch is None or isinstance(branch, str):
         names = [MAIN if branch is None else branch]
     else:
+        branch = tuple(branch)
         if not all(isinstance(one, list | tuple) and len(one) == 2 for one in branch):
             raise BadInput(f"a route is made of (branch, number of images) pairs, found {branch!r}")
         branch = tuple((str(name), whole(count, "the number of images")) for name, count in branch if count)
