@@ -19,7 +19,7 @@ ATTACK = PGD(Linf("4/255"), steps=3)
 
 @pytest.fixture
 def model(trained):
-    return copy.deepcopy(trained)
+    return norm.release(norm.steer(copy.deepcopy(trained)))  # stock, whatever other tests did to it
 
 
 def scripted(model: nn.Module, way: str) -> nn.Module:
