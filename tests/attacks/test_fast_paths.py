@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trimtab import norm
-from trimtab.attacks import APGD, PGD, Linf, Square, base, couples_batch
+from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, couples_batch
 from trimtab.attacks.guard import fast, guard
 
 EPS = Linf("4/255")
@@ -41,16 +41,47 @@ def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypat
     assert ((quick - PGD(EPS)(model, x, y)).abs().flatten(1).amax(1) < 1e-9).double().mean() > 0.98
 
 
-def test_images_that_left_are_those_that_break_when_all_are_kept(model, images):
+WAYS = [
+    {},
+    {"loss": "cw"},
+    {"loss": "dlr"},
+    {"targeted": True},
+    {"budget": L2(0.4)},
+    {"steps": 1},
+    {"steps": 0},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_images_that_left_are_those_that_break_when_all_are_kept(model, images, way):
     model, (x, y) = copy.deepcopy(model).double(), images
     x = x.double()
-    left = PGD(EPS, score="any").outcome(model, x, y)
-    kept = PGD(EPS, score="last").outcome(model, x, y)
+    left = PGD(**{"budget": EPS, **way}, score="any").outcome(model, x, y)
+    kept = PGD(**{"budget": EPS, **way}, score="last").outcome(model, x, y)
     assert torch.equal(left.broken_at, kept.broken_at)
     assert torch.equal(left.broken, kept.broken_at >= 0)
     assert int(left.broken.sum()) >= int(kept.broken.sum())
     with torch.no_grad():
         assert torch.equal(model(left.x).argmax(1) != y, left.broken)
+
+
+@pytest.mark.parametrize("loss", ["ce", "cw"])
+def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
+    """With two classes, and far from the box, the first order is exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    x = 0.5 + 0.1 * torch.rand(40, 3, 2, 2, dtype=torch.float64)
+    y = model(x).argmax(1)
+    sizes = []
+    model[0].register_forward_pre_hook(
+        lambda _, given: sizes.append(len(given[0])) if given[0].requires_grad else None
+    )
+    attack = PGD(Linf(0.1), 20, 0.003, loss, random_start=False, score="any")
+    found = attack.outcome(model, x, y)
+    assert 0 < int(found.broken.sum()) < len(x)
+    assert bool((found.broken_at != 0).all())
+    gradients = int(torch.where(found.broken, found.broken_at, attack.steps).sum())
+    assert sum(sizes) == gradients
 
 
 @pytest.mark.parametrize("restarts", [1, 3])

@@ -202,37 +202,55 @@ def pursue(
 ) -> Outcome:
     """The loop of PGD that scores any iterate: who is misclassified leaves, and who waits takes the place.
 
-    So the working batch stays full, and each image in it has an iteration `t` of its own.
+    So the working batch stays full, and each image has an iteration `t` of its own. An image that has fallen
+    needs no gradient, which costs as much as three looks: whom the last step should have felled (`foreseen`)
+    is looked at first, and climbs on only if it stands.
     """
-    centre, y, n = victim.x, victim.y, len(start)
-    out, broken_at = start.clone(), torch.full((n,), -1, device=start.device)
-    rows = torch.zeros(0, dtype=torch.long, device=start.device)  # the images worked on, with x and t
-    x, t = start[:0], rows
-    begun, survivors = 0, []
-    while True:
-        fresh = torch.arange(begun, min(n, begun + victim.at_once - len(rows)), device=start.device)
-        if len(fresh):
-            begun += len(fresh)
-            rows, x, t = torch.cat([rows, fresh]), torch.cat([x, start[fresh]]), torch.cat([t, 0 * fresh])
-        ended = t == steps
-        if bool(ended.any()):
-            out[rows[ended]] = x[ended]
-            survivors.append(rows[ended])
-            rows, x, t = rows[~ended], x[~ended], t[~ended]
-        elif len(rows):
-            z, grad = ascent(victim.net, x, goal[rows], loss)
-            lost = misclassified(victim, x, y[rows], wrong(z, y[rows]))
-            if bool(lost.any()):
-                out[rows[lost]], broken_at[rows[lost]] = x[lost], t[lost]
-                rows, x, t, grad = rows[~lost], x[~lost], t[~lost], grad[~lost]
-            x, t = project(x.add_(direction(grad, budget), alpha=step), centre[rows], budget), t + 1
+    x, y, n = start, victim.y, len(start)
+    t, broken_at = torch.zeros_like(y), torch.full_like(y, -1)
+    stands = torch.zeros(n, dtype=torch.bool, device=x.device)  # looked at where it is, and right
+    everyone = torch.arange(n, device=x.device)
+    climbers, suspects = everyone.tensor_split([n if steps else 0])
+    many, enough = victim.at_once, max(1, victim.at_once // 4)
+    while len(climbers) or len(suspects):
+        if len(suspects) >= enough or not len(climbers):
+            now, suspects = suspects[:many], suspects[many:]
+            with torch.no_grad():
+                fallen = wrong(victim.net(x[now]), y[now])
+            broken_at[now[fallen]] = t[now[fallen]]
+            now = now[~fallen]
+            stands[now] = True
+            climbers = torch.cat([now[t[now] < steps], climbers])
+            continue
+        now, climbers = climbers[:many], climbers[many:]
+        z, grad = ascent(victim.net, x[now], goal[now], loss)
+        fallen = wrong(z, y[now]) & ~stands[now]
+        if victim.rough:  # a guess, then
+            suspects = torch.cat([suspects, now[fallen]])
         else:
-            break
-    for last in torch.cat(survivors).split(victim.at_once) if survivors else ():
-        with torch.no_grad():
-            lost = wrong(victim.net(out[last]), y[last])
-        broken_at[last[lost]] = steps
-    return Outcome(out, broken_at >= 0, broken_at)
+            broken_at[now[fallen]] = t[now[fallen]]
+        now, z, grad = now[~fallen], z[~fallen], grad[~fallen]
+        before = x[now]
+        after = project(before.add(direction(grad, budget), alpha=step), victim.x[now], budget)
+        x[now], t[now], stands[now] = after, t[now] + 1, False
+        gain = ((after - before) * grad).flatten(1).sum(1)
+        doubtful = foreseen(z, y[now], goal[now], loss, gain) | (t[now] == steps)
+        suspects = torch.cat([suspects, now[doubtful]])
+        climbers = torch.cat([now[~doubtful], climbers])
+    return Outcome(x, broken_at >= 0, broken_at)
+
+
+def foreseen(z: Tensor, y: Tensor, goal: Tensor, loss: Loss, gain: Tensor) -> Tensor:
+    """Whose label falls behind another class if the loss gains as much as its gradient promises.
+
+    To first order, and as if only the label and the strongest other class moved, apart by equal shares.
+    """
+    with torch.enable_grad():
+        at = z.detach().requires_grad_(True)
+        slope = gradient(loss(at, goal).sum(), at)
+    other = z.scatter(1, y[:, None], -torch.inf).argmax(1)
+    ahead, steep = (of.gather(1, y[:, None]) - of.gather(1, other[:, None]) for of in (z, slope))
+    return (gain > (ahead * -steep / 2)[:, 0]) & (steep < 0)[:, 0]
 
 
 def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tensor:
