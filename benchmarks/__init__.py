@@ -2,13 +2,13 @@
 
     norm         steered layers against stock PyTorch
     attacks      PGD and Auto-PGD against torchattacks, foolbox and ART, and against the bare passes
-    train        a training step against the passes it needs
     certify      smoothing against the plain published procedure
     adapt        adapted forward passes against plain ones
     lens         LIGS against two bare input gradients
     corruptions  all 19 at five severities against imagecorruptions
     loader       the share of a training step that goes into loading
     growth       how cost grows with depth, width, image size, attack steps and images
+    train        a training step against the passes it needs; last, as it changes how the process allocates
 
 Each is a module with `rows(asked) -> Iterator[Row]`; `race.py` holds what they share. The fault campaign in
 `faults/` is a program of its own.
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.race import Asked, Row, Skipped, threads
 from trimtab.types import BadInput
 
-SECTIONS = ("norm", "attacks", "train", "certify", "adapt", "lens", "corruptions", "loader", "growth")
+SECTIONS = ("norm", "attacks", "certify", "adapt", "lens", "corruptions", "loader", "growth", "train")
 
 
 def run(sections: Sequence[str], asked: Asked) -> Iterator[Row | Skipped]:
@@ -32,7 +32,7 @@ def run(sections: Sequence[str], asked: Asked) -> Iterator[Row | Skipped]:
             raise BadInput(f"there is no benchmark {name!r}; take some of {', '.join(SECTIONS)}")
     if asked.rounds < 1 or asked.threads < 1:
         raise BadInput(f"rounds and threads start at 1, found {asked.rounds} and {asked.threads}")
-    for name in sections or SECTIONS:
+    for name in sorted(sections, key=SECTIONS.index) or SECTIONS:
         with threads(asked.threads):
             try:
                 yield from importlib.import_module(f"benchmarks.{name}").rows(asked)

@@ -4,7 +4,8 @@ A step of an objective (with the optimiser) is compared with the sum of the forw
 needs, written plainly: same network, same memory layout, same images, no attack tricks. Adversarial training
 is compared with how it is usually written: the attack in train mode, channels first. AdvBN is compared with
 itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of width
-16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18.
+16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18. All contestants keep freed memory, as
+`trimtab train` does: else pages that are fetched anew, now more of them and now fewer, blur the ratios.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trimtab import models, train
 from trimtab.attacks import PGD, Linf
 from trimtab.attacks.base import SLICE
 from trimtab.attacks.guard import fast, guard
+from trimtab.cli.memory import keep_freed
 from trimtab.measure.ligs import input_gradient
 
 Build = Callable[[], nn.Module]
@@ -29,6 +31,7 @@ STEPS = 6
 
 
 def rows(asked: Asked) -> Iterator[Row]:
+    keep_freed()
     batch, small, large = (16, 4, 8) if asked.quick else (128, 16, 64)
     torch.manual_seed(0)
     x = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)

@@ -10,7 +10,7 @@ import torch
 from trimtab.cli import bench, main
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = ("norm", "attacks", "train", "certify", "adapt", "lens", "corruptions", "loader", "growth")
+SECTIONS = ("norm", "attacks", "certify", "adapt", "lens", "corruptions", "loader", "growth", "train")
 NET = "net:resnet8,width=4,classes=10"
 
 

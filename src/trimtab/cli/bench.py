@@ -18,7 +18,7 @@ TREE = Path(__file__).parents[3]
 class Bench:
     """Race trimtab against stock PyTorch, other libraries and the bare passes its methods need.
 
-    SECTIONS are norm, attacks, train, certify, adapt, lens, corruptions, loader and growth; none means all.
+    SECTIONS are norm, attacks, certify, adapt, lens, corruptions, loader, growth and train; none means all.
     Contestants take turns in one process; each line shows the ratio of their median times, the quartiles of
     the ratios within each round, the mark that was set beforehand, and whether it was met. A missed mark is a
     finding, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10; `growth`
