@@ -198,12 +198,14 @@ def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
 class _Thinned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: int, extra: int) -> Tensor:
-        ctx.like, ctx.stride = torch.empty_like(x, device="meta"), stride
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.form = torch.channels_last if last else torch.contiguous_format
+        ctx.shape, ctx.stride = x.shape, stride
         ctx.kept = slice(extra // 2, extra // 2 + x.shape[1])
         return _thinned(x, stride, extra)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = torch.zeros_like(ctx.like, dtype=grad.dtype, device=grad.device)
+        whole = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form).zero_()
         whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
         return whole, None, None
