@@ -31,7 +31,7 @@ STEPS = 6
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    keep_freed()
+    keep_freed(large=True)
     batch, small, large = (16, 4, 8) if asked.quick else (128, 16, 64)
     torch.manual_seed(0)
     x = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from trimtab import norm
-from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, couples_batch
+from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, couples_batch, pgd
 from trimtab.attacks.guard import fast, guard
+from trimtab.attacks.losses import loss_named
 
 EPS = Linf("4/255")
 
@@ -55,7 +56,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_images_that_left_are_those_that_break_when_all_are_kept(model, images, way):
     model, (x, y) = copy.deepcopy(model).double(), images
-    x = x.double()
+    x, y = x.double(), torch.where(torch.arange(len(y)) < 9, (y + 1) % 5, y)  # some are wrong from the start
     left = PGD(**{"budget": EPS, **way}, score="any").outcome(model, x, y)
     kept = PGD(**{"budget": EPS, **way}, score="last").outcome(model, x, y)
     assert torch.equal(left.broken_at, kept.broken_at)
@@ -72,16 +73,16 @@ def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
     x = 0.5 + 0.1 * torch.rand(40, 3, 2, 2, dtype=torch.float64)
     y = model(x).argmax(1)
-    sizes = []
+    passes, looks = [], []
     model[0].register_forward_pre_hook(
-        lambda _, given: sizes.append(len(given[0])) if given[0].requires_grad else None
+        lambda _, given: (passes if given[0].requires_grad else looks).append(len(given[0]))
     )
-    attack = PGD(Linf(0.1), 20, 0.003, loss, random_start=False, score="any")
-    found = attack.outcome(model, x, y)
+    victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False)
+    found = pgd.pursue(victim, x.clone(), y, loss_named(loss, False), Linf(0.1), steps=20, step=0.003)
     assert 0 < int(found.broken.sum()) < len(x)
     assert bool((found.broken_at != 0).all())
-    gradients = int(torch.where(found.broken, found.broken_at, attack.steps).sum())
-    assert sum(sizes) == gradients
+    assert sum(passes) == int(torch.where(found.broken, found.broken_at, 20).sum())
+    assert sum(looks) == len(x)  # each once: when it falls, or at the end
 
 
 @pytest.mark.parametrize("restarts", [1, 3])

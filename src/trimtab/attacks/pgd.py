@@ -5,7 +5,8 @@ Papers    Madry et al. 2018; targeted with clean starts as in "Intriguing proper
           training" (section 3); step 2.5 eps / steps as in "Batch normalisation increases adversarial
           vulnerability" (LIGS); CW as PGD with Carlini and Wagner's margin, as there
 Norm      running statistics of the branch in use, not learning (see `guard`)
-Cost      `steps` forward/backward passes to the image per restart, plus one forward pass
+Cost      `steps` forward/backward passes to the image per restart, plus one forward pass; an image that is
+          scored by any iterate takes fewer, and may take a forward pass more for each
 Scoring   "last": the images of the last iteration, as other libraries do. "any": an image that was
           misclassified once is kept and leaves the working batch, which is many times cheaper and reads
           slightly lower. Broken means misclassified, also for a targeted attack. Where images of a batch
@@ -91,6 +92,10 @@ class PGD(Attack):
         said = ("budget", "steps", "step_size", "loss", "targeted", "restarts", "score", "precision")
         rest = unusual(self, *said)
         return f"{kind}, {self.budget}, step {pretty(self.step)}{tries}, {self.score} iterate{rough}{rest}"
+
+    def determined_by(self) -> dict[str, int]:
+        """Beside its fields: rough results of any iterate were once judged at fewer of them."""
+        return {"judging": 2} if self.score == "any" and self.precision != "full" else {}
 
     @property
     def refills(self) -> bool:  # type: ignore[override]
@@ -203,17 +208,17 @@ def pursue(
     """The loop of PGD that scores any iterate: who is misclassified leaves, and who waits takes the place.
 
     So the working batch stays full, and each image has an iteration `t` of its own. An image that has fallen
-    needs no gradient, which costs as much as three looks: whom the last step should have felled (`foreseen`)
-    is looked at first, and climbs on only if it stands.
+    needs no gradient, which costs two to three looks: whom the last step should have felled (`foreseen`) is
+    looked at first, and climbs on only if it stands.
     """
     x, y, n = start, victim.y, len(start)
     t, broken_at = torch.zeros_like(y), torch.full_like(y, -1)
     stands = torch.zeros(n, dtype=torch.bool, device=x.device)  # looked at where it is, and right
     everyone = torch.arange(n, device=x.device)
     climbers, suspects = everyone.tensor_split([n if steps else 0])
-    many, enough = victim.at_once, max(1, victim.at_once // 4)
-    while len(climbers) or len(suspects):
-        if len(suspects) >= enough or not len(climbers):
+    many = victim.at_once
+    while left := len(climbers) + len(suspects):
+        if len(suspects) >= min(many, left) / 4 or not len(climbers):
             now, suspects = suspects[:many], suspects[many:]
             with torch.no_grad():
                 fallen = wrong(victim.net(x[now]), y[now])
@@ -243,12 +248,13 @@ def pursue(
 def foreseen(z: Tensor, y: Tensor, goal: Tensor, loss: Loss, gain: Tensor) -> Tensor:
     """Whose label falls behind another class if the loss gains as much as its gradient promises.
 
-    To first order, and as if only the label and the strongest other class moved, apart by equal shares.
+    To first order, and as if only the label and the target moved, or without one the label and the strongest
+    other class, apart by equal shares.
     """
     with torch.enable_grad():
         at = z.detach().requires_grad_(True)
         slope = gradient(loss(at, goal).sum(), at)
-    other = z.scatter(1, y[:, None], -torch.inf).argmax(1)
+    other = torch.where(goal == y, z.scatter(1, y[:, None], -torch.inf).argmax(1), goal)
     ahead, steep = (of.gather(1, y[:, None]) - of.gather(1, other[:, None]) for of in (z, slope))
     return (gain > (ahead * -steep / 2)[:, 0]) & (steep < 0)[:, 0]
 

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(command, Train):
             command = command.with_overrides(overrides)
         if not isinstance(command, Bench):  # which compares with others as their users run them
-            keep_freed()
+            keep_freed(large=isinstance(command, Train))
         with ExitStack() as stack:
             if not speaks():  # of several processes the first one prints; what goes wrong, each one says
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))

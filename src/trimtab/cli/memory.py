@@ -5,21 +5,24 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for them begin with M."""
 
 
-def keep_freed() -> None:
+def keep_freed(large: bool = False) -> bool:
     """Ask glibc not to give freed memory back to the system after every pass, only to fetch it again.
 
-    A network's features are freed and needed again in each step. Fetching them page by page takes a tenth of
-    a training step; of a large tensor it takes longer than what a norm layer does with it. Elsewhere than on
-    Linux with glibc nothing happens.
+    A network's features are freed and needed again in each step, and fetching them page by page takes a tenth
+    of a training step. Pieces above 32 MiB are given back all the same unless `large` ones are kept, too:
+    that saves as much again where they come in the same sizes in every step, as in training, and costs
+    memory where they do not. Tells whether it was done: only Linux with glibc can be asked to, and of large
+    pieces only a recent one.
     """
     if sys.platform != "linux":
-        return
+        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        if not mallopt(_MMAP_THRESHOLD, 1 << 30):
-            mallopt(_MMAP_MAX, 0)  # an older one, which takes no such size
-        mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+    if mallopt is None:
+        return False
+    mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+    kept = bool(mallopt(_MMAP_THRESHOLD, 1 << 25))
+    return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) if large else kept

@@ -92,4 +92,5 @@ class Setting:
 
 
 KNOBS = tuple(one.name for one in fields(Setting) if one.init)
+"""What `use` and `observe` turn."""
 NEUTRAL = Setting()
