@@ -6,7 +6,7 @@ import ctypes
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""glibc's names for them begin with M."""
+"""glibc's names for them are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
 
 def keep_freed(large: bool = False) -> bool:

@@ -68,7 +68,9 @@ class Setting:
     """No knob is set: the layer runs the stock forward pass."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "neutral", all(getattr(self, knob) is None for knob in KNOBS))
+        object.__setattr__(
+            self, "neutral", all(getattr(self, f.name) is None for f in fields(self) if f.init)
+        )
         if self.source not in (None, "batch", "running", "blend"):
             raise BadInput(f'source must be "batch", "running", "blend" or None, found {self.source!r}')
         if self.source == "blend" and self.rho is None:
@@ -91,6 +93,4 @@ class Setting:
             raise BadInput(f"groups must be a whole number from 1 up, found {self.groups!r}")
 
 
-KNOBS = tuple(one.name for one in fields(Setting) if one.init)
-"""What `use` and `observe` turn."""
 NEUTRAL = Setting()
