@@ -247,6 +247,16 @@ def test_a_branch_that_cannot_be_validated_is_told_before_the_first_step(tmp_pat
         train.fit(tiny(), images(), how, tmp_path / "run")
 
 
+def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    how = recipe(validation=Validation(branch="adv"), data=Data(validation=8))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    for folder in ("new", "mine"):
+        with pytest.raises(BadInput, match="no branch"):
+            train.fit(tiny(), images(), how, tmp_path / folder)
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["mine", "notes.txt"]
+
+
 def test_the_epoch_that_was_chosen_is_told(tmp_path: Path) -> None:
     how = recipe(validation=Validation(choose="clean"), data=Data(validation=16), epochs=4)
     run = train.fit(tiny(), images(), how, tmp_path / "run")

@@ -70,7 +70,12 @@ def fit(
     fabric = (engine or Engine()).start(recipe.precision)
     run = _created(fabric, recipe, folder)
     with torch.random.fork_rng(enabled=True), companions(run.folder):
-        work = _start(fabric, run, model, data)
+        try:
+            work = _start(fabric, run, model, data)
+        except BadInput:
+            if fabric.is_global_zero:
+                runs.withdraw(run)
+            raise
         _save(work)
         return _train(work, callbacks)
 

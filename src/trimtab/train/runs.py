@@ -13,6 +13,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -84,6 +85,14 @@ def create(recipe: Recipe, folder: str | Path | None) -> Run:
     write_text(run.folder / "recipe.yaml", write_recipe(recipe))
     write_text(run.folder / "environment.json", json.dumps(environment(), indent=2))
     return run
+
+
+def withdraw(run: Run) -> None:
+    """Take back the folder of a run that was refused before its first checkpoint."""
+    for name in ("recipe.yaml", "environment.json"):
+        (run.folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        run.folder.rmdir()  # unless it was there before, with something in it
 
 
 def new_folder(recipe: Recipe) -> Path:
