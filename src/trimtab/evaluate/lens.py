@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 
-from trimtab import norm
+from trimtab import draws, norm
 from trimtab.attacks import RandomSign
+from trimtab.attacks.guard import couples_batch
 from trimtab.data.sets import Batch
 from trimtab.evaluate.card import ENDS
 from trimtab.evaluate.conditions import Columns, Condition, correct
@@ -54,11 +56,16 @@ class Similar(Condition):
 
 @dataclass(frozen=True)
 class Shifted(Condition):
-    """Unchanged images, with every channel's mean and deviation moved by `eps` of itself, up or down."""
+    """Unchanged images, with every channel's mean and deviation moved by `eps` of itself, up or down.
+
+    Which way is drawn anew for each image: one draw for all may cost 5 points and the next one 40, which no
+    number of images would tell. Where images of a batch influence each other, each batch has a draw.
+    """
 
     eps: float | str = 0.2
     """How far: as APART's random signs, the same for all models with these layers."""
     kind: ClassVar[str] = "statistics"
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", number(self.eps))
@@ -68,10 +75,19 @@ class Shifted(Condition):
     def applies(self, model: nn.Module, coupled: bool) -> bool:
         return norm.steerable(model)
 
+    @property
+    def cost(self) -> float:
+        return 4.0
+
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         moved = norm.steer(norm.copied(model))  # the model itself may be a stock one
-        with norm.use(moved, shift=RandomSign(self.eps)(moved, seed=seed)):
-            return {"correct": correct(moved, batch.x, batch.y)}
+        size = len(batch.x) if couples_batch(model, batch.x) else 1
+        right = []
+        for x, y, ids in zip(batch.x.split(size), batch.y.split(size), batch.ids.split(size), strict=True):
+            signs = RandomSign(self.eps)(moved, seed=draws.key(seed, int(ids[0])) >> 1)
+            with norm.use(moved, shift=signs):
+                right.append(correct(moved, x, y))
+        return {"correct": torch.cat(right)}
 
     def __str__(self) -> str:
         return f"statistics moved by random signs, eps {pretty(float(self.eps))}"
