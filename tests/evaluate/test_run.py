@@ -613,3 +613,19 @@ def test_an_attack_of_yours_may_have_any_budget(store: Store) -> None:
     card = run(trained(), sample(), [OwnBudget()], store=store, limit=16)
     assert card.rows[0].n == 16
     assert run(trained(), sample(), [FGSM(Linf(0))], store=store, limit=16).rows[0].n == 16
+
+
+def test_an_attack_of_ones_own_list_does_not_vanish(store: Store) -> None:
+    suite = [PGD(steps=1), ThroughBatch(PGD(steps=1))]
+    shown = sample("test").subset(slice(0, 16))
+    with pytest.raises(BadInput, match=r"through the batch.*does not apply.*PerBatch"):
+        run(trained(), shown, suite, store, examine=False)
+    rows = run(trained(), shown, suite, store, states=[Running(), PerBatch()], examine=False).rows
+    assert len(rows) == 3
+
+
+def test_a_last_batch_of_one_image_is_named(store: Store) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    shown = sample("test").subset(slice(0, 17))
+    with pytest.raises(BadInput, match="the last of 17 images is a batch of its own; take 16 images"):
+        run(net, shown, [Clean()], store, states=[PerBatch()], chunk=16, examine=False)

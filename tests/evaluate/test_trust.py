@@ -294,3 +294,25 @@ def test_a_recorded_size_counts_without_a_mean(tmp_path: Path) -> None:
     models.save(models.load("net:resnet8,width=4", classes=2), tmp_path / "saved")
     images = from_arrays(torch.rand(32, 3, 40, 40), torch.arange(32) % 2)
     assert "size" in {flag.name for flag in trust.examine(load(f"file:{tmp_path}/saved"), images, ())}
+
+
+def test_channels_that_were_guessed_do_not_stop_an_attack(store: Store) -> None:
+    """A network without a convolution tells nothing of its images, and one may begin with an attention."""
+
+    class Attentive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.Conv2d(2, 1, 3, padding=1)
+            self.net = nn.Sequential(nn.Conv2d(1, 4, 3, stride=4), nn.Flatten(), nn.LazyLinear(10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            both = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+            return self.net(x * self.attend(both).sigmoid())
+
+    torch.manual_seed(0)
+    images = sample("test").subset(slice(0, 16))
+    for net in (nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), Attentive()):
+        net(images.take(torch.arange(2)).x)
+        card = run(net, images, [Clean(), attacks.FGSM()], store, examine=False)
+        assert [row.kind for row in card.rows] == ["clean", "attack"]
+        assert "normalisation" not in [flag.name for flag in card.flags]

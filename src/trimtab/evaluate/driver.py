@@ -196,6 +196,7 @@ def _carry_out(
     n = len(images) if plan.limit is None else min(_positive("limit", plan.limit), len(images))
     subject = Subject(model, images, plan.store, plan.chunk, plan.batch_size, plan.keep_images, fabric)
     benches = [_Bench(subject, plan, state, n) for state in plan.states]
+    _check_all_asked(plan, benches)
     meter = _Meter(progress, [cell for bench in benches for cell in bench.cells])
     rows: list[Row] = []
     flags: list[Flag] = []
@@ -227,10 +228,22 @@ def _check_fit(model: nn.Module, images: Images, plan: _Plan) -> None:
         coloured = "folder:PATH@SIZE makes images RGB, without @SIZE grey ones stay grey"
         raise BadInput(
             f"the model takes images with {model.spec.channels} channels, and those of {images.name!r} have "
-            f"{channels}; give it the images that it was made for (--data; {coloured})"
+            f"{channels}; give it the images that it was made for (--data; {coloured}), or say what it "
+            f"takes: let your function return trimtab.models.wrap(net, InputSpec(channels={channels}))"
         )
     for condition in plan.conditions:
         condition.check(images.spec)
+
+
+def _check_all_asked(plan: _Plan, benches: list[_Bench]) -> None:
+    """An attack of one's own list is not left out without a word, as a suite leaves out what cannot be."""
+    measured = [cell.condition for bench in benches for cell in bench.suite]
+    for asked in plan.conditions if plan.suite == "own" else ():
+        if isinstance(asked, Attacked) and asked not in measured:
+            states = ", ".join(map(str, plan.states))
+            adapts = getattr(asked.attack, "adaptive", False)
+            why = "it is for a model that adapts, such as in the state PerBatch" if adapts else "leave it out"
+            raise BadInput(f"{asked} does not apply to this model with statistics {states}; {why}")
 
 
 class _Bench:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from trimtab.models.memory import in_parts
-from trimtab.models.pixels import Normalise, Pixels, evaluating, wrap
+from trimtab.models.pixels import Normalise, Pixels, evaluating, plain_spec, recorded_spec, wrap
 from trimtab.types import InputSpec
 
 _TOLERANCE = 0.01
@@ -60,11 +60,25 @@ def input_faults(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Faults
     pixels = wrap(model)
     if not x.is_floating_point():
         return Faults([f"pixels are {x.dtype}, the model takes floats in [0, 1]: divide by 255"], [])
+    if x.dim() == 4 and x.shape[1] != pixels.spec.channels and _runs(model, x[:2]):
+        pixels = wrap(model, plain_spec(x.shape[1]))  # what it takes was a guess
     if x.dim() != 4 or x.shape[1] != pixels.spec.channels:
         takes = f"the model takes (N, {pixels.spec.channels}, H, W)"
         return Faults([f"images have shape {tuple(x.shape)}, {takes}"], [])
     found = [*_range_faults(x), *_double_normalisation(pixels)]
     return Faults(found, []) if found or y is None else _faults_by_accuracy(pixels, x, y)
+
+
+def _runs(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model takes these images, that is known only by what it consists of."""
+    if isinstance(model, Pixels) or recorded_spec(model) is not None:
+        return False
+    try:
+        with evaluating(model):
+            model(x)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _range_faults(x: Tensor) -> list[str]:

@@ -115,9 +115,13 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
     if isinstance(model, Pixels):
         return model if spec is None or spec == model.spec else model.described(spec=spec)
     if spec is None and (spec := recorded_spec(model)) is None:
-        channels = channels_of(model) or 3
-        spec = InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
+        spec = plain_spec(channels_of(model) or 3)
     return Pixels(model, spec)
+
+
+def plain_spec(channels: int) -> InputSpec:
+    """Pixels as they are."""
+    return InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
 @contextmanager
@@ -147,4 +151,4 @@ def recorded_spec(net: nn.Module) -> InputSpec | None:
 def channels_of(net: nn.Module) -> int | None:
     """How many channels a network's images have, if its first convolution tells."""
     found = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), None)
-    return None if found is None or found > 4 else found  # some networks fold positions into channels first
+    return found if found in (1, 3, 4) else None  # else what it takes is no picture, but made from one
