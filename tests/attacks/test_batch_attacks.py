@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from trimtab import adapt
-from trimtab.attacks import PGD, CoBatch, Linf, ThroughBatch
+from trimtab.attacks import EOT, PGD, CoBatch, Linf, ThroughBatch
+from trimtab.types import BadInput
 
 
 def test_through_batch_equals_pgd_on_the_stock_model_in_training_mode(model, images):
@@ -58,3 +59,30 @@ def test_targets_are_drawn_where_one_image_has_no_deviation(shape):
     x, y = torch.rand(8, 3, 4, 4), torch.arange(8) % 3
     adv = ThroughBatch(PGD(Linf("4/255"), steps=2, targeted=True))(model, x, y)
     assert not torch.equal(adv, x)
+
+
+@pytest.mark.parametrize(
+    "attack", [EOT(PGD(steps=1), m=1), ThroughBatch(PGD(steps=1)), CoBatch(1, 1)], ids=str
+)
+def test_what_cannot_be_attacked_is_refused_in_a_sentence(attack, model, images):
+    x, y = images
+
+    class Dictionary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def forward(self, x):
+            return {"logits": self.net(x)}
+
+    with pytest.raises(BadInput, match="logits of shape"):
+        attack(Dictionary(), x, y)
+    with pytest.raises(BadInput, match="torch tensors, found ndarray"):
+        attack(model, x.numpy(), y.numpy())
+    with pytest.raises(BadInput, match=r"torch\.nn\.Module, found a function"):
+        attack(lambda x: model(x), x, y)
+
+
+def test_eot_on_no_image_gives_none(model, images):
+    x, y = images
+    assert EOT(PGD(steps=1), m=1)(model, x[:0], y[:0]).shape == x[:0].shape

@@ -50,6 +50,12 @@ class Outcome:
     marks: dict[int, Tensor] = field(default_factory=dict)
     """If asked for: after this many iterations, was the image of *that* iteration misclassified?"""
 
+    @classmethod
+    def empty(cls, x: Tensor) -> Outcome:
+        """Of an attack on no image."""
+        none = torch.zeros(0, dtype=torch.bool, device=x.device)
+        return cls(x, none, none.long())
+
 
 @dataclass(frozen=True)
 class Victim:
@@ -112,14 +118,11 @@ class Attack:
         judged: bool = True,
     ) -> Outcome:
         """As calling the attack, with what happened to each image (unless it is not to be `judged`)."""
-        if not isinstance(model, nn.Module):
-            raise BadInput(f"an attack is made on a torch.nn.Module, found a {type(model).__name__}")
         if not isinstance(self.budget, Budget):
             raise BadInput(f"a budget is attacks.Linf(eps) or attacks.L2(eps), found {self.budget!r}")
-        check_images(x, y)
+        check_call(model, x, y)
         if len(x) == 0:
-            empty = torch.zeros(0, dtype=torch.bool, device=x.device)
-            return Outcome(x, empty, empty.long())
+            return Outcome.empty(x)
         refuse_stream(model)
         model = bare(model)
         with guard(model):
@@ -233,6 +236,13 @@ def require_bfloat16(net: nn.Module, x: Tensor) -> None:
         ) from why
 
 
+def check_call(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Whether an attack can be made on this: a module, images and their labels."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"an attack is made on a torch.nn.Module, found a {type(model).__name__}")
+    check_images(x, y)
+
+
 def check_images(x: Tensor, y: Tensor) -> None:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
@@ -242,7 +252,7 @@ def check_images(x: Tensor, y: Tensor) -> None:
     check_pairs(x, y)
     if len(x) == 0:
         return
-    low, high = (float(end) for end in x.aminmax())  # NaN if there is one
+    low, high = (float(end) for end in x.detach().aminmax())  # NaN if there is one
     if not (math.isfinite(low) and math.isfinite(high)):
         raise BadInput("the images contain NaN or infinity")
     if low < 0 or high > 1:
@@ -286,12 +296,16 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     weight = next(net.parameters(), x)
     if weight.is_floating_point() and weight.dtype != x.dtype:
         raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
-    z = net(x[:PROBE])
-    if not isinstance(z, Tensor) or z.dim() != 2:
-        raise BadInput("the model must return logits of shape (N, classes)")
+    z = require_logits(net(x[:PROBE]))
     if bool(z.isnan().any(1).all()):
         raise BadInput("the model answers NaN; look for weights or statistics that are not finite (audit)")
     check_classes(y, z.shape[1])
+    return z
+
+
+def require_logits(z: Tensor) -> Tensor:
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        raise BadInput("the model must return logits of shape (N, classes)")
     return z
 
 

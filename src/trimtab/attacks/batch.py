@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt
-from trimtab.attacks.base import Attack, Outcome, check_images, check_labels, check_rho
+from trimtab.attacks.base import Attack, Outcome, check_call, check_labels, check_rho
 from trimtab.attacks.guard import guard, says_coupled
 from trimtab.attacks.losses import ce
 from trimtab.attacks.pgd import PGD, gradient
@@ -59,6 +59,7 @@ class ThroughBatch(Attack):
         ids: Tensor | Sequence[int] | None = None,
         judged: bool = True,
     ) -> Outcome:
+        check_call(model, x, y)
         return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids, judged)
 
 
@@ -88,7 +89,7 @@ class CoBatch:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Tensor:
-        check_images(x, y)
+        check_call(model, x, y)
         y = y.long()
         own = len(x) - self.images
         if own < 1:

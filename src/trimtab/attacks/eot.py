@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, draws
-from trimtab.attacks.base import Attack, Outcome, check_rho, unusual
+from trimtab.attacks.base import Attack, Outcome, check_call, check_rho, require_logits, unusual
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput, Budget
@@ -81,6 +81,9 @@ class EOT(Attack):
         ids: Tensor | Sequence[int] | None = None,
         judged: bool = True,
     ) -> Outcome:
+        check_call(model, x, y)
+        if len(x) == 0:
+            return Outcome.empty(x)
         sampler = self.sampler
         if sampler is None:
             sampler = adaptive_sampler(model, x, self.budget, self.rho, draws.ids_of(x, ids))
@@ -99,7 +102,7 @@ class MeanProbability(nn.Module):
         self.models = nn.ModuleList(models)
 
     def forward(self, x: Tensor) -> Tensor:
-        each = torch.stack([model(x).log_softmax(1) for model in self.models])
+        each = torch.stack([require_logits(model(x)).log_softmax(1) for model in self.models])
         return each.logsumexp(0) - torch.tensor(float(len(self.models))).log().to(each)
 
 
