@@ -257,6 +257,14 @@ def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> No
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["mine", "notes.txt"]
 
 
+def test_a_run_whose_first_step_is_refused_leaves_its_name_free(tmp_path: Path) -> None:
+    net = nn.Sequential(tiny(), nn.Unflatten(1, (CLASSES, 1)))
+    with pytest.raises(BadInput, match="logits"):
+        train.fit(net, images(), recipe(), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    train.fit(tiny(), images(), recipe(), tmp_path / "run")
+
+
 def test_the_epoch_that_was_chosen_is_told(tmp_path: Path) -> None:
     how = recipe(validation=Validation(choose="clean"), data=Data(validation=16), epochs=4)
     run = train.fit(tiny(), images(), how, tmp_path / "run")

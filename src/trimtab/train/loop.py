@@ -70,14 +70,17 @@ def fit(
     fabric = (engine or Engine()).start(recipe.precision)
     run = _created(fabric, recipe, folder)
     with torch.random.fork_rng(enabled=True), companions(run.folder):
+        work = None
         try:
             work = _start(fabric, run, model, data)
+            _save(work)
+            return _train(work, callbacks)
+        except Diverged:
+            raise  # its first checkpoint is good
         except BadInput:
-            if fabric.is_global_zero:
+            if fabric.is_global_zero and (work is None or work.progress.step == 0):
                 runs.withdraw(run)
             raise
-        _save(work)
-        return _train(work, callbacks)
 
 
 def resume(

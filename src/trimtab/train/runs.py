@@ -88,11 +88,12 @@ def create(recipe: Recipe, folder: str | Path | None) -> Run:
 
 
 def withdraw(run: Run) -> None:
-    """Take back the folder of a run that was refused before its first checkpoint."""
-    for name in ("recipe.yaml", "environment.json"):
-        (run.folder / name).unlink(missing_ok=True)
-    with suppress(OSError):
-        run.folder.rmdir()  # unless it was there before, with something in it
+    """Take back the folder of a run that was refused before its first step."""
+    for path in (run.folder / "recipe.yaml", run.folder / "environment.json", run.last):
+        path.unlink(missing_ok=True)
+    for folder in (run.last.parent, run.folder):
+        with suppress(OSError):
+            folder.rmdir()  # unless it was there before, with something in it
 
 
 def new_folder(recipe: Recipe) -> Path:
