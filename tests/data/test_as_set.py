@@ -176,7 +176,7 @@ class Pictures(Dataset):
             TensorDataset((PIXELS / 255 - 0.5) / 0.25, LABELS),
             r"pixels in \[0, 1\].*leave out the normalisation",
         ),
-        (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255"),
+        (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255; divide by 255"),
         (Pictures(), "cannot be put into a batch: one is a Image; let the dataset give tensors"),
         (TensorDataset(PIXELS), "batches of .images, labels. as tensors"),
         ((PIXELS[:3], torch.tensor([0.0, 1.5, -0.4])), r"whole numbers, found 1\.5"),

@@ -52,7 +52,8 @@ def test_npz_images_may_lie_in_any_usual_layout(tmp_path: Path, images: np.ndarr
     ("arrays", "said"),
     [
         ({"images": PIXELS}, "holds images; expected images and labels"),
-        ({"images": PIXELS, "labels": LABELS[:3]}, "one int64 label for each of its 6 images"),
+        ({"images": PIXELS, "labels": LABELS[:3]}, "one label for each of its 6 images"),
+        ({"images": PIXELS, "labels": np.eye(6, dtype=int)}, r"one label for each.*found \(6, 6\)"),
         ({"images": PIXELS, "labels": LABELS, "classes": ["a", "b"]}, "do not fit its 2 classes"),
         ({"images": PIXELS, "labels": LABELS / 2}, "integer label"),
         ({"images": PIXELS.astype("i8"), "labels": LABELS}, "uint8, or float"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import tyro
@@ -67,7 +68,8 @@ class Construct:
         if self.json:
             show.as_json({**about, "out": str(out), "n": len(images)})
         else:
-            show.out.print(f"{len(images)} images are in {out}; use them as --data npz:{out}", markup=False)
+            use = f"use them as --data {quote(f'npz:{out}')}"
+            show.out.print(f"{len(images)} images are in {out}; {use}", markup=False)
         return 0
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import Annotated, Any
 
 import tyro
@@ -95,7 +96,7 @@ class Train:
                     _note(f"Training in {folder}.")
                     run = train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=engine)
         except train.Stopped as stopped:
-            _note(f"Stopped, and saved; go on with: trimtab train --resume {stopped.folder}")
+            _note(f"Stopped, and saved; go on with: trimtab train --resume {quote(str(stopped.folder))}")
             raise
         import torch.distributed as processes
 
@@ -140,12 +141,11 @@ class Train:
             show.out.print(f"The run is in {run.folder}. {which}{words}", markup=False)
             recipe = run.recipe
             built = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
-            data = "" if recipe.data.name == "sample" else f" --data {recipe.data.name}"
+            data = "" if recipe.data.name == "sample" else f" --data {quote(recipe.data.name)}"
+            trained = quote(f"file:{run.folder}{built}")
             branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
             states = f" --states running {' '.join(branches)}" if branches else ""
-            show.out.print(
-                f"Next: trimtab evaluate file:{run.folder}{built}{data}{states}", markup=False, soft_wrap=True
-            )
+            show.out.print(f"Next: trimtab evaluate {trained}{data}{states}", markup=False, soft_wrap=True)
         return 0
 
 

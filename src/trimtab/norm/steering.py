@@ -194,6 +194,8 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
 def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:
     if shift is _INHERIT:
         return _INHERIT
+    if shift is not None and not isinstance(shift, Mapping):
+        raise BadInput(f"shift maps names of layers to norm.Shift, found a {type(shift).__name__}")
     for name, one in (shift or {}).items():
         if name not in steered:
             raise BadInput(f"there is no steered layer {name!r} to shift; layers(model) lists them")
