@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trimtab import adapt
+from trimtab import adapt, norm
 from trimtab.attacks import EOT, PGD, CoBatch, Linf, ThroughBatch
+from trimtab.attacks.eot import MeanProbability
 from trimtab.types import BadInput
 
 
@@ -86,3 +87,8 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(attack, model, images)
 def test_eot_on_no_image_gives_none(model, images):
     x, y = images
     assert EOT(PGD(steps=1), m=1)(model, x[:0], y[:0]).shape == x[:0].shape
+
+
+def test_the_classifiers_of_eot_are_folded(model, images):
+    folded = norm.fold(MeanProbability([model, copy.deepcopy(model)]), images[0][:4])
+    assert not [part for part in folded.modules() if isinstance(part, nn.BatchNorm2d)]

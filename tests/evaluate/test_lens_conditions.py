@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from trimtab import measure, models, norm
+from trimtab import draws, measure, models, norm
 from trimtab.attacks import RandomSign
 from trimtab.data import ImageSet, load
 from trimtab.evaluate import Card, Clean, PerBatch, Running, Shifted, Similar, Store, run
@@ -54,10 +54,45 @@ def test_each_image_has_signs_of_its_own_so_that_the_interval_holds(
     assert whole[0].correct == rows[0].correct  # whatever the batch
 
 
+def test_images_have_the_signs_of_their_ids_and_coupled_batches_those_of_their_first(
+    net: nn.Module, images: ImageSet, store: Store
+) -> None:
+    few = images.subset(slice(8, 24))
+    x, y, ids = few.take(torch.arange(16))
+    moved = norm.steer(norm.copied(net)).eval()
+
+    def right(who: slice, first: int, source: str) -> Tensor:
+        signs = RandomSign(0.2)(moved, seed=draws.key(5, int(ids[first])) >> 1)
+        with torch.no_grad(), norm.use(moved, shift=signs, source=source, update=False):
+            return moved(x[who]).argmax(1) == y[who]
+
+    states = (Running(), PerBatch())
+    rows = run(net, few, [Shifted(0.2)], store, seed=5, states=states, chunk=8, examine=False).rows
+    alone = sum(int(right(slice(i, i + 1), i, "running")) for i in range(16))
+    together = sum(int(right(slice(i, i + 8), i, "batch").sum()) for i in (0, 8))
+    assert [row.correct for row in rows] == [alone, together]
+
+
+def test_a_network_that_takes_no_single_image_has_its_statistics_moved(
+    net: nn.Module, images: ImageSet, store: Store
+) -> None:
+    class Squeezed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).squeeze()
+
+    rows = [run(one, images, [Shifted(0.2)], store, examine=False).rows[0] for one in (net, Squeezed())]
+    assert rows[0].correct == rows[1].correct
+
+
 def test_signs_are_alike_in_every_precision(net: nn.Module) -> None:
     steered = norm.steer(norm.copied(net))
     narrow, wide = RandomSign(0.2)(steered, seed=3), RandomSign(0.2)(steered.double(), seed=3)
     for name, shift in narrow.items():
+        assert float(wide[name].mu.abs().max()) == 0.2
         assert torch.equal(shift.mu, wide[name].mu.float())
         assert torch.equal(shift.sigma, wide[name].sigma.float())
 

@@ -627,5 +627,7 @@ def test_an_attack_of_ones_own_list_does_not_vanish(store: Store) -> None:
 def test_a_last_batch_of_one_image_is_named(store: Store) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
     shown = sample("test").subset(slice(0, 17))
-    with pytest.raises(BadInput, match="the last of 17 images is a batch of its own; take 16 images"):
+    with pytest.raises(
+        BadInput, match="the last of 17 images is a batch of its own: if that is why, take 16"
+    ):
         run(net, shown, [Clean()], store, states=[PerBatch()], chunk=16, examine=False)

@@ -16,6 +16,7 @@ from trimtab.evaluate import Clean, Store, run, trust
 from trimtab.evaluate.states import PerBatch, Running
 from trimtab.evaluate.trust import more_stand
 from trimtab.measure import clopper_pearson
+from trimtab.models.pixels import Normalise
 from trimtab.types import InputSpec
 
 
@@ -316,3 +317,10 @@ def test_channels_that_were_guessed_do_not_stop_an_attack(store: Store) -> None:
         card = run(net, images, [Clean(), attacks.FGSM()], store, examine=False)
         assert [row.kind for row in card.rows] == ["clean", "attack"]
         assert "normalisation" not in [flag.name for flag in card.flags]
+
+
+def test_grey_images_that_only_broadcast_to_a_networks_colours_stop_attacks(store: Store) -> None:
+    net = nn.Sequential(Normalise((0.5,) * 3, (0.2,) * 3), nn.Conv2d(3, 10, 28), nn.Flatten())
+    images = sample("test").subset(slice(0, 16))
+    card = run(net, images, [Clean(), attacks.FGSM()], store, examine=False)
+    assert [row.kind for row in card.rows] == ["clean"]

@@ -257,6 +257,23 @@ def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> No
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["mine", "notes.txt"]
 
 
+def test_a_refused_run_takes_nothing_from_one_that_has_ended(tmp_path: Path) -> None:
+    run = train.fit(tiny(), images(), recipe(), tmp_path / "run")
+    run.last.unlink()
+    before = sorted(run.folder.rglob("*"))
+    with pytest.raises(BadInput, match="holds a run already"):
+        train.fit(tiny(), images(), recipe(), run.folder)
+    assert sorted(run.folder.rglob("*")) == before
+
+
+def test_a_run_whose_weights_are_broken_from_the_start_leaves_no_folder(tmp_path: Path) -> None:
+    net = tiny()
+    next(net.parameters()).data[0] = torch.nan
+    with pytest.raises(train.Diverged):
+        train.fit(net, images(), recipe(), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_whose_first_step_is_refused_leaves_its_name_free(tmp_path: Path) -> None:
     net = nn.Sequential(tiny(), nn.Unflatten(1, (CLASSES, 1)))
     with pytest.raises(BadInput, match="logits"):

@@ -296,16 +296,12 @@ def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     weight = next(net.parameters(), x)
     if weight.is_floating_point() and weight.dtype != x.dtype:
         raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
-    z = require_logits(net(x[:PROBE]))
+    z = net(x[:PROBE])
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        raise BadInput("the model must return logits of shape (N, classes)")
     if bool(z.isnan().any(1).all()):
         raise BadInput("the model answers NaN; look for weights or statistics that are not finite (audit)")
     check_classes(y, z.shape[1])
-    return z
-
-
-def require_logits(z: Tensor) -> Tensor:
-    if not isinstance(z, Tensor) or z.dim() != 2:
-        raise BadInput("the model must return logits of shape (N, classes)")
     return z
 
 

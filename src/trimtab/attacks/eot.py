@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, draws
-from trimtab.attacks.base import Attack, Outcome, check_call, check_rho, require_logits, unusual
+from trimtab.attacks.base import Attack, Outcome, check_call, check_labels, check_rho, unusual
 from trimtab.attacks.geometry import random_start
+from trimtab.attacks.guard import guard
 from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput, Budget
 
@@ -91,6 +92,8 @@ class EOT(Attack):
             drawn = list(sampler)
         else:
             drawn = [sampler(draws.key(seed, i) >> 1) for i in range(self.m)]
+        with guard(drawn[0]):
+            check_labels(drawn[0], x, y)
         return self.attack.outcome(MeanProbability(drawn), x, y, seed, ids, judged)
 
 
@@ -102,7 +105,7 @@ class MeanProbability(nn.Module):
         self.models = nn.ModuleList(models)
 
     def forward(self, x: Tensor) -> Tensor:
-        each = torch.stack([require_logits(model(x)).log_softmax(1) for model in self.models])
+        each = torch.stack([model(x).log_softmax(1) for model in self.models])
         return each.logsumexp(0) - torch.tensor(float(len(self.models))).log().to(each)
 
 

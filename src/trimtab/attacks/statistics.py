@@ -171,6 +171,6 @@ def _random(model: nn.Module, seed: int, shape: Callable[[Tensor], Tensor]) -> S
     found: Shifts = {}
     for index, (name, zero) in enumerate(norm.zero_shifts(model).items()):
         pair = torch.stack([d for d in (zero.mu, zero.sigma) if d is not None])
-        mu, sigma = shape(draws.uniform(pair.float(), seed, [0, 1], index)).to(pair)  # alike in any precision
+        mu, sigma = shape(draws.uniform(pair.float(), seed, [0, 1], index).to(pair))  # alike in any precision
         found[name] = norm.Shift(mu, sigma)
     return found

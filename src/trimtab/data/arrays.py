@@ -66,7 +66,7 @@ def npz(path: str | Path, split: str) -> ImageSet:
         raise BadInput(f"{path} needs one integer label per image, found {labels.dtype}")
     if labels.dtype.kind == "u" and labels.size and labels.max() > np.iinfo(np.int64).max:
         raise BadInput(f"the labels in {path} go up to {labels.max()}, which is no class's number")
-    if labels.size != len(images) or labels.shape[:1] != (len(images),):
+    if images.ndim and (labels.size != len(images) or labels.shape[:1] != images.shape[:1]):
         raise BadInput(f"{path} needs one label for each of its {len(images)} images, found {labels.shape}")
     whole = torch.from_numpy(labels.astype(np.int64)).reshape(-1)
     return from_arrays(_channels_first(images, path), whole, classes, path.stem)

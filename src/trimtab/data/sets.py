@@ -215,8 +215,8 @@ def check_images(images: Tensor, name: str = "images") -> None:
         raise BadInput(f"{name} must be uint8, or float in [0, 1], found {images.dtype}")
     low, high = map(float, images.aminmax())
     if not (low >= 0 and high <= 1):
-        bytes_ = low >= 0 and high > 2
-        what = "divide by 255" if bytes_ else "leave out the normalisation, it happens inside the model"
+        scaled = low >= 0 and high > 2
+        what = "divide by 255" if scaled else "leave out the normalisation, it happens inside the model"
         raise BadInput(f"{name} must have pixels in [0, 1], found {low:.3g} to {high:.3g}; {what}")
 
 

@@ -239,7 +239,7 @@ def _check_all_asked(plan: _Plan, benches: list[_Bench]) -> None:
     """An attack of one's own list is not left out without a word, as a suite leaves out what cannot be."""
     measured = [cell.condition for bench in benches for cell in bench.suite]
     for asked in plan.conditions if plan.suite == "own" else ():
-        if isinstance(asked, Attacked) and asked not in measured:
+        if isinstance(asked, Attacked) and not any(asked is one for one in measured):
             states = ", ".join(map(str, plan.states))
             adapts = getattr(asked.attack, "adaptive", False)
             why = "it is for a model that adapts, such as in the state PerBatch" if adapts else "leave it out"

@@ -168,8 +168,8 @@ def _measured(cell: Cell, module: nn.Module, span: Span) -> Columns | BadInput:
     try:
         parts = work(stop - start) if cell.coupled else memory.halving(work, first)
     except BadInput as problem:
-        alone = cell.coupled and stop - start == 1 < cell.n
-        tail = f"the last of {cell.n} images is a batch of its own; take {start} images, or another chunk"
+        alone = cell.coupled and stop - start == 1 < subject.chunk and start > 0
+        tail = f"the last of {cell.n} images is a batch of its own: if that is why, take {start}"
         return BadInput(f"{problem} ({tail})") if alone else problem
     except (RuntimeError, MemoryError) as problem:
         if not memory.ran_out(problem):

@@ -59,7 +59,8 @@ class Shifted(Condition):
     """Unchanged images, with every channel's mean and deviation moved by `eps` of itself, up or down.
 
     Which way is drawn anew for each image: one draw for all may cost 5 points and the next one 40, which no
-    number of images would tell. Where images of a batch influence each other, each batch has a draw.
+    number of images would tell. Where images of a batch influence each other, each batch has a draw, and the
+    interval, which counts images, is too narrow.
     """
 
     eps: float | str = 0.2
@@ -81,12 +82,16 @@ class Shifted(Condition):
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
         moved = norm.steer(norm.copied(model))  # the model itself may be a stock one
-        size = len(batch.x) if couples_batch(model, batch.x) else 1
+        together = couples_batch(model, batch.x)
+        size = len(batch.x) if together else 1
         right = []
         for x, y, ids in zip(batch.x.split(size), batch.y.split(size), batch.ids.split(size), strict=True):
             signs = RandomSign(self.eps)(moved, seed=draws.key(seed, int(ids[0])) >> 1)
+            shown = (
+                (x, y) if together else (torch.cat([x, x]), torch.cat([y, y]))
+            )  # not all take a single one
             with norm.use(moved, shift=signs):
-                right.append(correct(moved, x, y))
+                right.append(correct(moved, *shown)[:size])
         return {"correct": torch.cat(right)}
 
     def __str__(self) -> str:

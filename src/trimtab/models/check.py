@@ -15,7 +15,15 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from trimtab.models.memory import in_parts
-from trimtab.models.pixels import Normalise, Pixels, evaluating, plain_spec, recorded_spec, wrap
+from trimtab.models.pixels import (
+    Normalise,
+    Pixels,
+    channels_of,
+    evaluating,
+    plain_spec,
+    recorded_spec,
+    wrap,
+)
 from trimtab.types import InputSpec
 
 _TOLERANCE = 0.01
@@ -60,8 +68,8 @@ def input_faults(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Faults
     pixels = wrap(model)
     if not x.is_floating_point():
         return Faults([f"pixels are {x.dtype}, the model takes floats in [0, 1]: divide by 255"], [])
-    if x.dim() == 4 and x.shape[1] != pixels.spec.channels and _runs(model, x[:2]):
-        pixels = wrap(model, plain_spec(x.shape[1]))  # what it takes was a guess
+    if x.dim() == 4 and x.shape[1] != pixels.spec.channels and _guessed(model) and _runs(model, x[:2]):
+        pixels = wrap(model, plain_spec(x.shape[1]))
     if x.dim() != 4 or x.shape[1] != pixels.spec.channels:
         takes = f"the model takes (N, {pixels.spec.channels}, H, W)"
         return Faults([f"images have shape {tuple(x.shape)}, {takes}"], [])
@@ -69,14 +77,17 @@ def input_faults(model: nn.Module, x: Tensor, y: Tensor | None = None) -> Faults
     return Faults(found, []) if found or y is None else _faults_by_accuracy(pixels, x, y)
 
 
+def _guessed(model: nn.Module) -> bool:
+    """Whether nobody said how many channels a model takes, nor does a first convolution for pictures."""
+    said = isinstance(model, Pixels) or recorded_spec(model) is not None
+    return not said and channels_of(model) not in (1, 3, 4)
+
+
 def _runs(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model takes these images, that is known only by what it consists of."""
-    if isinstance(model, Pixels) or recorded_spec(model) is not None:
-        return False
     try:
         with evaluating(model):
             model(x)
-    except RuntimeError:
+    except Exception:  # whatever the user's code raises
         return False
     return True
 

@@ -151,4 +151,4 @@ def recorded_spec(net: nn.Module) -> InputSpec | None:
 def channels_of(net: nn.Module) -> int | None:
     """How many channels a network's images have, if its first convolution tells."""
     found = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), None)
-    return found if found in (1, 3, 4) else None  # else what it takes is no picture, but made from one
+    return None if found is None or found > 4 else found  # some networks fold positions into channels first

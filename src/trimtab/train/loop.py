@@ -75,10 +75,10 @@ def fit(
             work = _start(fabric, run, model, data)
             _save(work)
             return _train(work, callbacks)
-        except Diverged:
-            raise  # its first checkpoint is good
-        except BadInput:
-            if fabric.is_global_zero and (work is None or work.progress.step == 0):
+        except BadInput as problem:
+            begun = work is not None and work.progress.step > 0
+            kept = isinstance(problem, Diverged) and run.last.exists()
+            if fabric.is_global_zero and not (begun or kept):
                 runs.withdraw(run)
             raise
 

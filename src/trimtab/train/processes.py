@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import torch
 from torch import Tensor
@@ -51,6 +52,6 @@ def companions(folder: Path) -> Iterator[None]:
     except RuntimeError as problem:
         if world_size() == 1 or not any(words in str(problem) for words in _LOST):
             raise
-        raise BadInput(
-            f"another process of this run has ended; mend its cause, then go on with --resume {folder}"
-        ) from None
+        begun = (folder / "recipe.yaml").exists()
+        again = f"go on with --resume {quote(str(folder))}" if begun else "start it again"
+        raise BadInput(f"another process of this run has ended; mend its cause, then {again}") from None

@@ -78,7 +78,9 @@ def create(recipe: Recipe, folder: str | Path | None) -> Run:
     """A new run's folder, of its own choice if none is named."""
     folder = folder or new_folder(recipe)
     run = Run(Path(folder), recipe)
-    if run.last.exists():
+    if any(
+        path.exists() for path in (run.last, run.folder / "metrics.jsonl", run.folder / "model.safetensors")
+    ):
         raise BadInput(f"{folder} holds a run already; resume it, or name another folder")
     if (run.folder / "recipe.yaml").exists() and not (run.folder / "environment.json").exists():
         raise BadInput(f"{folder} holds a recipe.yaml that no run wrote; name another folder")
