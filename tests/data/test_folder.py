@@ -130,6 +130,8 @@ def test_transparent_images_are_refused(tmp_path: Path) -> None:
 def test_images_of_more_than_eight_bits_are_refused(tmp_path: Path, dtype: type) -> None:
     (tmp_path / "cat").mkdir()
     Image.fromarray(np.arange(48, dtype=dtype).reshape(6, 8) * 900).save(tmp_path / "cat" / "a.tiff")
+    Image.new("RGB", (5, 5)).save(tmp_path / "cat" / "Z.png")  # size and mode differ, too
+    (tmp_path / "__MACOSX").mkdir()
     for name in (f"folder:{tmp_path}", f"folder:{tmp_path}@4"):
         with pytest.raises(BadInput, match="to 8 bits") as told:
             load(name)

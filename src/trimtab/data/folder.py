@@ -173,7 +173,8 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
         raise BadInput(f"{root} is not a folder")
     files: list[str] = []
     folders: list[str] = []
-    for folder in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != "."):
+    visible = (entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    for folder in sorted(name for name in visible if name != "__MACOSX"):  # which archivers leave behind
         found = sorted(_below(root / folder, Path(folder)))
         if not found:
             raise BadInput(f"the class folder {root / folder} holds no images; fill it or remove it")
@@ -204,6 +205,7 @@ def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]
 
     def form(file: str) -> tuple[tuple[int, int], str]:
         with _seen(root / file) as image:
+            _refuse_deep(root / file, image)
             return image.size, image.mode
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -215,10 +217,9 @@ def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]
                 f"{_say(found)}; write folder:PATH@SIZE to bring all to RGB of one size"
             )
     if forms[0][1] not in MODES:
-        deep = forms[0][1].startswith(DEEP)
-        do = "convert them to 8 bits" if deep else "write folder:PATH@SIZE to bring all to RGB of one size"
         raise BadInput(
-            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, {do}"
+            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, write "
+            "folder:PATH@SIZE to bring all to RGB of one size"
         )
     return forms[0]
 
@@ -238,11 +239,15 @@ def ahead(calls: Iterable[Callable[[], T]], depth: int = 2) -> Iterator[T]:
         pool.shutdown(cancel_futures=True)
 
 
+def _refuse_deep(path: Path, image: Image.Image) -> None:
+    if image.mode.startswith(DEEP):
+        raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")
+
+
 def _opened(path: Path, mode: str) -> Image.Image:
     """The whole picture, decoded."""
     with _seen(path) as image:
-        if image.mode.startswith(DEEP):
-            raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")
+        _refuse_deep(path, image)
         try:
             return image.convert(mode)
         except UNREADABLE:
