@@ -254,9 +254,15 @@ class _Bench:
         self.health = trust.health(subject, state, plan.seeds[0], n)
         asked = [condition for condition in plan.conditions if _applies(condition, subject, state)]
         if not asked:
+            mend = "freeze its statistics first (adapt.frozen; trimtab certify --adapt N)"
+            why = (
+                f": images of a batch influence each other; {mend}"
+                if state.couples or subject.couples
+                else ""
+            )
             raise BadInput(
                 f"there is nothing to measure: {plan.conditions[0]} does not apply to this model "
-                f"with statistics {state}"
+                f"with statistics {state}{why}"
             )
         self.suite = [Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in asked]
         self.probes = {
