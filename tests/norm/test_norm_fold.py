@@ -409,12 +409,13 @@ def test_relus_overwrite_only_what_nobody_else_reads() -> None:
             super().__init__()
             self.conv1, self.bn1 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
             self.conv2, self.bn2 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.conv3, self.bn3 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
             self.alone, self.summed, self.peeked, self.squashed = (nn.ReLU() for _ in range(4))
 
         def forward(self, x: Tensor) -> Tensor:
             first = self.alone(self.bn1(self.conv1(x)))
             second = self.bn2(self.conv2(first))
-            both = self.summed(first + self.peeked(second))
+            both = self.summed(self.bn3(self.conv3(x)) + self.peeked(second))
             return (both * second + self.squashed(torch.sigmoid(second))).flatten(1)
 
     model = season(Peeks().double()).eval()
@@ -423,6 +424,48 @@ def test_relus_overwrite_only_what_nobody_else_reads() -> None:
     assert [getattr(folded, name).inplace for name in named] == [True, True, False, False]
     assert not any(getattr(model, name).inplace for name in named)
     assert agree(model, folded, images(4, 2, 5, 5))
+
+
+class SumInPlace(nn.Module):
+    """Adds its shortcut as torchvision does; `peeks` reads the sum again after its ReLU."""
+
+    def __init__(self, peeks: bool) -> None:
+        super().__init__()
+        self.peeks, self.act = peeks, nn.ReLU()
+        self.conv1, self.bn1 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = kept = self.bn1(self.conv1(x))
+        out += x
+        y: Tensor = self.act(out)
+        return (y * kept if self.peeks else y).flatten(1)
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_a_relu_overwrites_a_sum_in_place_only_if_nobody_reads_it_again(peeks: bool) -> None:
+    model = season(SumInPlace(peeks).double()).eval()
+    folded: Any = norm.fold(model)
+    assert folded.act.inplace != peeks
+    assert agree(model, folded, images(4, 2, 5, 5))
+
+
+@pytest.mark.parametrize("at", ["1", "0", ""])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_what_a_hook_keeps_is_not_overwritten(register: str, at: str) -> None:
+    layers = (nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    model = nn.Sequential(nn.Sequential(*layers), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.Flatten())
+    model = season(model.double()).eval()
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, into: Any, out: Any) -> None:
+        shown = out if isinstance(out, Tensor) else out[0]
+        if isinstance(shown, Tensor):  # not a tracer's stand-in
+            kept.append(shown)
+
+    getattr(model.get_submodule(at), register)(keep)
+    assert agree(model, norm.fold(model), images(4, 2, 5, 5))
+    theirs, ours = kept
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_tracing_leaves_nothing_on_the_copy() -> None:

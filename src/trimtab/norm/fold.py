@@ -4,7 +4,7 @@ With running statistics a batch-norm layer is a constant affine map per channel,
 convolution: W' = W gamma / sigma, b' = (b - mu) gamma / sigma + beta. Attacks and certification run
 many passes over a fixed network and take this copy. A pair is folded only if tracing proves it: the
 convolution feeds this layer and nothing else, both run once, and nobody else reads their tensors. By
-the same proof the copy's ReLUs overwrite a folded layer's output, or a sum, that only they read.
+the same proof the copy's ReLUs overwrite a folded layer's output, or a sum with one, that only they read.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
         return copied
     if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
         wanted = _logits(copied, example)  # before anything is changed
-    for name in overwriting(graph, modules, {norm for _, norm in pairs}):
-        copied.get_submodule(name).inplace = True  # type: ignore[assignment]
+    if all(map(_unhooked, modules.values())):  # a hook may keep what it is shown
+        for name in overwriting(graph, modules, {norm for _, norm in pairs}):
+            copied.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
         _merge(copied, conv_name, norm_name)
     if example is None or wanted is None or _agree(copied, example, wanted):
@@ -88,17 +89,28 @@ def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]
     safe: dict[str, bool] = {}
     for node in graph.nodes:
         if node.op == "call_module" and type(modules[node.target]) is nn.ReLU:
-            given = node.args[0] if node.args else None
-            spare = isinstance(given, fx.Node) and len(given.users) == 1 and _spares(given, modules, folded)
-            safe[node.target] = safe.get(node.target, True) and spare and _unhooked(modules[node.target])
+            safe[node.target] = safe.get(node.target, True) and _spares(node, modules, folded)
     return [name for name, spare in safe.items() if spare]
 
 
-def _spares(node: fx.Node, modules: dict[str, nn.Module], folded: set[str]) -> bool:
-    """Whether what it gives can be overwritten: an activation that a norm layer ends in needs its own."""
-    if node.op == "call_module":
-        return node.target in folded and not after(modules[node.target])
-    return node.op == "call_function" and node.target is operator.add
+def _spares(relu: fx.Node, modules: dict[str, nn.Module], folded: set[str]) -> bool:
+    """Whether its input is a folded layer's output, or a sum that begins with one, and is read by it alone.
+
+    A trace does not tell `a += b`, which overwrites a, from `a + b`. An activation that a norm layer ends in
+    needs its own output.
+    """
+    given = _made_for(relu)
+    if given is not None and given.target in (operator.add, operator.iadd):
+        given = _made_for(given)
+    if given is None or given.op != "call_module":
+        return False
+    return given.target in folded and not after(modules[str(given.target)])
+
+
+def _made_for(node: fx.Node) -> fx.Node | None:
+    """The first thing that a node is given, if nobody else is given it."""
+    given = node.args[0] if node.args else None
+    return given if isinstance(given, fx.Node) and len(given.users) == 1 else None
 
 
 class _Tracer(fx.Tracer):
@@ -144,7 +156,8 @@ def _is_fixed(norm: nn.Module) -> bool:
 
 
 def _unhooked(module: nn.Module) -> bool:
-    return not (module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"))
+    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return not any(getattr(module, f"_{name}") for name in hooks) and not hasattr(module, "parametrizations")
 
 
 @torch.no_grad()
