@@ -228,14 +228,15 @@ def pursue(
             climbers = torch.cat([now[t[now] < steps], climbers])
             continue
         now, climbers = climbers[:many], climbers[many:]
-        z, grad = ascent(victim.net, x[now], goal[now], loss)
+        before = x[now]
+        z, grad = ascent(victim.net, before, goal[now], loss)
         fallen = wrong(z, y[now]) & ~stands[now]
         if victim.rough:  # a guess, then
             suspects = torch.cat([suspects, now[fallen]])
         else:
             broken_at[now[fallen]] = t[now[fallen]]
-        now, z, grad = now[~fallen], z[~fallen], grad[~fallen]
-        before = x[now]
+        if bool(fallen.any()):
+            now, before, z, grad = (held[~fallen] for held in (now, before, z, grad))
         after = project(before.add(direction(grad, budget), alpha=step), victim.x[now], budget)
         x[now], t[now], stands[now] = after, t[now] + 1, False
         gain = ((after - before) * grad).flatten(1).sum(1)
