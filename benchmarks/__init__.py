@@ -1,4 +1,4 @@
-"""Every speed comparison of trimtab, as ratios in one process: `python -m benchmarks [SECTION ...]`.
+"""Every speed comparison of trimtab, as ratios on one machine: `python -m benchmarks [SECTION ...]`.
 
     norm         steered layers against stock PyTorch
     attacks      PGD and Auto-PGD against torchattacks, foolbox and ART, and against the bare passes

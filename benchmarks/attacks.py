@@ -4,29 +4,26 @@ The same budget (Linf, 8/255), steps, step size and random starts on the first 2
 for a network without robustness and for an adversarially trained one. "As shipped" sets our any-iterate
 scoring, which lets broken images leave, against the peers' last iterate; "same rule" keeps every image to
 the last iterate on both sides. Each peer is raced at the batch it is given and at the batch that suits it
-best. The bare passes are 20 input gradients of the folded network, channels last, at our own working batch:
-what nobody could do without. Both of ours run twice: in the model's precision, as the peers do, and with
-gradients in bfloat16, which none of them offers. Memory is taken in processes of their own (peak.py).
+best. Every contestant has a process of its own for every batch size, a peer's as its users start it, ours as
+`trimtab evaluate` does: it keeps the memory it frees. "In a script" is ours without that, as called from a
+user's own program. Ours also runs with gradients in bfloat16, which no peer offers. The bare passes are 20
+input gradients of the folded network, channels last, at our own working batch, with memory kept: what nobody
+could do without. Memory is taken in processes that do nothing else (peak.py).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 
-import torch
-from torch import Tensor, nn
-
 import trimtab
 from benchmarks import peak
-from benchmarks.peers import ANY, EPS, LAST, OURS, PEERS, ROUGH, Work, contestant, images
-from benchmarks.race import Asked, Row, Skipped, compare, race
-from trimtab.attacks import APGD, PGD, Linf
+from benchmarks.alone import alone
+from benchmarks.peers import ANY, AUTO, BARE, LAST, OURS, PEERS, images, prepared
+from benchmarks.race import Asked, Row, Skipped, Times, compare, race
 from trimtab.attacks.base import SLICE
-from trimtab.attacks.guard import fast, guard
-from trimtab.measure.ligs import input_gradient
 from trimtab.types import BadInput
 
 MARKS = {"standard": (">= 15", ">= 12"), "robust": (">= 5", ">= 4")}
@@ -37,13 +34,24 @@ SAME_RULE = (">= 2", ">= 1.6")
 @dataclass(frozen=True)
 class Fight:
     kind: str
-    model: nn.Module
-    x: Tensor
-    y: Tensor
+    spec: str
     sizes: tuple[int, ...]
     """Batches that are tried; the first holds all images."""
     steps: int
-    turns: int
+    asked: Asked
+
+    @property
+    def images(self) -> int:
+        return self.sizes[0]
+
+    def between(self, *contestants: tuple[str, int]) -> Times:
+        """Names and sizes of batches in turns, each in a process of its own."""
+        with ExitStack() as stack:
+            runs = {}
+            for name, size in contestants:
+                settings = (name, self.spec, self.steps, self.images, size, self.asked.quick)
+                runs[f"{name}, {size}"] = stack.enter_context(alone(prepared, *settings))
+            return race(runs, self.asked.turns)
 
 
 def rows(asked: Asked) -> Iterator[Row]:
@@ -52,31 +60,31 @@ def rows(asked: Asked) -> Iterator[Row]:
         given: str | None = getattr(asked, kind)
         spec = given or default
         try:
-            model = trimtab.load(spec).eval()
-            x, y = images(sizes[0], asked.quick)
+            trimtab.load(spec)
+            images(sizes[0], asked.quick)
         except BadInput as why:
             if given:
                 raise
             raise Skipped("attacks", f"{why}; or name a network with --{kind}") from None
-        fight = Fight(kind, model, x, y, sizes, steps, asked.turns)
+        fight = Fight(kind, spec, sizes, steps, asked)
         for part in (pgd, auto_pgd, bare_passes):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the peers', about what they are built on
-                found = list(part(fight))
-            yield from found
+            yield from part(fight)
     yield from peak_memory(spec, sizes[0], steps, asked)
 
 
 def pgd(fight: Fight) -> Iterator[Row]:
+    times: Times = {}
     sizes = fight.sizes
-    works = {name: contestant(name, fight.model, fight.steps) for name in (*OURS, *PEERS)}
-    runs = {f"{n}, {size}": in_batches(w, fight, size) for n, w in works.items() for size in sizes}
-    times = race(runs, fight.turns)
-    best = {n: min((f"{n}, {size}" for size in sizes), key=lambda k: median(times[k])) for n in works}
+    for size in sizes:
+        times |= fight.between(*((name, size) for name in (*OURS, *PEERS)))
+    best = {
+        name: min((f"{name}, {size}" for size in sizes), key=lambda at: median(times[at]))
+        for name in (*OURS, *PEERS)
+    }
     for ours in OURS:
-        any_iterate, rough = ours.startswith(ANY), ROUGH if ours.endswith(ROUGH) else ""
+        any_iterate, how = ours.startswith(ANY), ours.removeprefix(ANY).removeprefix(LAST)
         rule, marks = ("as shipped", MARKS[fight.kind]) if any_iterate else ("same rule", SAME_RULE)
-        title, size = f"PGD-{fight.steps}{rough}, {fight.kind} network, {rule}", sizes[0]
+        title, size = f"PGD-{fight.steps}{how}, {fight.kind} network, {rule}", sizes[0]
         for peer in PEERS:
             at = (f"{peer}, {size}", f"{ours}, {size}")
             yield compare("attacks", f"{title}, batch {size}: {peer} / ours", times, *at, marks[0])
@@ -85,36 +93,18 @@ def pgd(fight: Fight) -> Iterator[Row]:
 
 
 def auto_pgd(fight: Fight) -> Iterator[Row]:
-    import torchattacks
-
-    model, steps = fight.model, fight.steps
-    theirs = torchattacks.APGD(model, norm="Linf", eps=EPS, steps=steps, loss="ce", seed=0)
-    ours = APGD(Linf(EPS), steps)
-    works: dict[str, Work] = {
-        "ours": lambda x, y: ours(model, x, y),
-        "torchattacks": lambda x, y: theirs(x, y),
-    }
-    times = race({n: in_batches(w, fight, fight.sizes[0]) for n, w in works.items()}, fight.turns)
-    what = f"APGD-{steps}, {fight.kind} network, batch {fight.sizes[0]}: torchattacks / ours"
-    yield compare("attacks", what, times, "torchattacks", "ours", ">= 2")
+    size = fight.images
+    ours, theirs = (f"{name}, {size}" for name in AUTO)
+    what = f"APGD-{fight.steps}, {fight.kind} network, batch {size}: torchattacks / ours"
+    times = fight.between(*((name, size) for name in AUTO))
+    yield compare("attacks", what, times, theirs, ours, ">= 2")
 
 
 def bare_passes(fight: Fight) -> Iterator[Row]:
-    with guard(fight.model):
-        net = fast(fight.model, fight.x)
-
-    def bare(x: Tensor, y: Tensor) -> None:
-        x = x.contiguous(memory_format=torch.channels_last)
-        for _ in range(fight.steps):
-            input_gradient(net, x, y)
-
-    ours = PGD(Linf(EPS), fight.steps)
-    runs = {
-        "ours": in_batches(lambda x, y: ours(fight.model, x, y), fight, fight.sizes[0]),
-        "bare": in_batches(bare, fight, SLICE),
-    }
+    at = (LAST, fight.images), (BARE, min(SLICE, fight.images))
     what = f"PGD-{fight.steps}, {fight.kind} network, last iterate / its bare passes"
-    yield compare("attacks", what, race(runs, fight.turns), "ours", "bare", "<= 1.1")
+    ours, bare = (f"{name}, {size}" for name, size in at)
+    yield compare("attacks", what, fight.between(*at), ours, bare, "<= 1.1")
 
 
 def peak_memory(spec: str, count: int, steps: int, asked: Asked) -> Iterator[Row]:
@@ -127,11 +117,3 @@ def peak_memory(spec: str, count: int, steps: int, asked: Asked) -> Iterator[Row
         row = compare("attacks", "", found, ours, theirs, "<= 1")
         megabytes = f"{ours}, {median(found[ours]):.0f} MB / {theirs}, {median(found[theirs]):.0f} MB"
         yield replace(row, what=f"peak memory above idle: {megabytes}", seconds={})
-
-
-def in_batches(work: Work, fight: Fight, size: int) -> Callable[[], None]:
-    def run() -> None:
-        for x, y in zip(fight.x.split(size), fight.y.split(size), strict=True):
-            work(x, y)
-
-    return run

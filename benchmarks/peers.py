@@ -7,17 +7,36 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import trimtab
+from benchmarks.race import Run
 from trimtab import data
-from trimtab.attacks import PGD, Linf
+from trimtab.attacks import APGD, PGD, Linf
+from trimtab.attacks.guard import fast, guard
+from trimtab.cli.memory import keep_freed
+from trimtab.measure.ligs import input_gradient
 
 EPS = 8 / 255
 Work = Callable[[Tensor, Tensor], object]
 """Takes a batch and its labels, returns images."""
 
 ANY, LAST = "trimtab, any iterate", "trimtab, last iterate"
-ROUGH = ", bfloat16 gradients"
-OURS = tuple(rule + precision for precision in ("", ROUGH) for rule in (ANY, LAST))
+ROUGH, SCRIPT = ", bfloat16 gradients", ", in a script"
+OURS = tuple(rule + how for how in ("", ROUGH, SCRIPT) for rule in (ANY, LAST))
 PEERS = ("torchattacks", "foolbox", "ART")
+AUTO = ("trimtab, APGD", "torchattacks, APGD")
+BARE = "trimtab, bare passes"
+"""The input gradients that PGD cannot do without: of the folded network, channels last."""
+
+
+def prepared(name: str, spec: str, steps: int, count: int, size: int, quick: bool) -> Run:
+    """A contestant with a network and images of its own, in batches of that size."""
+    work, (x, y) = contestant(name, trimtab.load(spec).eval(), steps), images(count, quick)
+
+    def run() -> None:
+        for part, labels in zip(x.split(size), y.split(size), strict=True):
+            work(part, labels)
+
+    return run
 
 
 def images(count: int, quick: bool) -> tuple[Tensor, Tensor]:
@@ -29,12 +48,17 @@ def images(count: int, quick: bool) -> tuple[Tensor, Tensor]:
 
 
 def contestant(name: str, model: nn.Module, steps: int) -> Work:
-    makers = {"torchattacks": _torchattacks, "foolbox": _foolbox, "ART": _art}
+    """One of them, for a process of its own: ours keeps what it frees, as `trimtab evaluate` does."""
+    if name.startswith("trimtab") and not name.endswith(SCRIPT):
+        keep_freed()
+    peers = {"torchattacks": _torchattacks, "foolbox": _foolbox, "ART": _art}
+    makers = peers | {AUTO[1]: _auto_pgd, BARE: _bare}
     if name in makers:
         return makers[name](model, steps, 2.5 * EPS / steps)
     score = "any" if name.startswith(ANY) else "last"
     precision = "bfloat16" if name.endswith(ROUGH) else "full"
-    ours = PGD(Linf(EPS), steps, score=score, precision=precision)
+    pgd = PGD(Linf(EPS), steps, score=score, precision=precision)
+    ours = APGD(Linf(EPS), steps) if name == AUTO[0] else pgd
     return lambda x, y: ours(model, x, y)
 
 
@@ -42,6 +66,13 @@ def _torchattacks(model: nn.Module, steps: int, step: float) -> Work:
     import torchattacks
 
     attack = torchattacks.PGD(model, eps=EPS, alpha=step, steps=steps, random_start=True)
+    return lambda x, y: attack(x, y)
+
+
+def _auto_pgd(model: nn.Module, steps: int, step: float) -> Work:
+    import torchattacks
+
+    attack = torchattacks.APGD(model, norm="Linf", eps=EPS, steps=steps, loss="ce", seed=0)
     return lambda x, y: attack(x, y)
 
 
@@ -65,4 +96,15 @@ def _art(model: nn.Module, steps: int, step: float) -> Work:
         attack = ProjectedGradientDescentPyTorch(wrapped, batch_size=len(x), **options)
         return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
 
+    return work
+
+
+def _bare(model: nn.Module, steps: int, step: float) -> Work:
+    def work(x: Tensor, y: Tensor) -> None:
+        x = x.contiguous(memory_format=torch.channels_last)
+        for _ in range(steps):
+            input_gradient(net, x, y)
+
+    with guard(model):
+        net = fast(model)
     return work

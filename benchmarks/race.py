@@ -1,9 +1,9 @@
 """Contestants in turns, medians with their spread, and rows that know whether their mark was met.
 
-Every comparison runs in one process: after a warm-up the contestants take turns, in the opposite order every
-second round, on the wall clock and a given number of threads. A contestant's time is the median over the
-rounds. A ratio is that of two medians; its spread are the quartiles of the ratios within each round, where
-both met the same machine. Read the ratios: seconds are another machine's tomorrow.
+After a warm-up the contestants take turns, in the opposite order every second round, on the wall clock and a
+given number of threads: in one process, or where memory matters each in its own (`alone`). A contestant's
+time is the median over the rounds. A ratio is that of two medians; its spread are the quartiles of the ratios
+within each round, where both met the same machine. Read the ratios: seconds are another machine's tomorrow.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Training steps against the same passes in bare PyTorch.
 
 A step of an objective (with the optimiser) is compared with the sum of the forward and backward passes it
-needs, written plainly: same network, same memory layout, same images, no attack tricks. Adversarial training
-is compared with how it is usually written: the attack in train mode, channels first. AdvBN is compared with
-itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of width
-16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18. All contestants keep freed memory, as
+needs, written plainly: same network, same memory layout, same images, no attack tricks. AdvBN is compared
+with itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of
+width 16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18. All contestants keep freed memory, as
 `trimtab train` does: else pages that are fetched anew, now more of them and now fewer, blur the ratios.
+Adversarial training is compared with how it is usually written: the attack in train mode, channels first.
+That runs once beside ours, its memory kept as well, and once as a script: a process as a user starts it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.alone import alone
 from benchmarks.race import Asked, Row, Run, compare, quartiles, race
 from trimtab import models, train
 from trimtab.attacks import PGD, Linf
@@ -32,15 +34,21 @@ STEPS = 6
 
 def rows(asked: Asked) -> Iterator[Row]:
     keep_freed(large=True)
-    batch, small, large = (16, 4, 8) if asked.quick else (128, 16, 64)
-    torch.manual_seed(0)
-    x = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(10, (batch,))
-    resnet8, preact18 = network("resnet8", small), network("preact18", large)
+    (x, y), (resnet8, preact18) = batch(asked.quick), networks(asked.quick)
     yield from passes(x, y, resnet8, asked.turns)
     yield from apart(x, y, preact18, asked.turns)
-    yield from adversarial(x, y, resnet8, asked.turns)
+    yield from adversarial(x, y, resnet8, asked)
     yield from advbn(x, y, resnet8, asked.turns)
+
+
+def batch(quick: bool) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.rand(16 if quick else 128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    return x, torch.randint(10, (len(x),))
+
+
+def networks(quick: bool) -> tuple[Build, Build]:
+    return network("resnet8", 4 if quick else 16), network("preact18", 8 if quick else 64)
 
 
 def network(name: str, width: int) -> Build:
@@ -98,6 +106,12 @@ def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, build: Build
         optimiser.step()
 
     return run
+
+
+def plain_script(steps: int, eps: float, quick: bool) -> Run:
+    """The same as a program of its own."""
+    (x, y), (resnet8, _) = batch(quick), networks(quick)
+    return plain_adversarial(x, y, steps, eps, resnet8)
 
 
 def bare_adversarial(x: Tensor, y: Tensor, steps: int, build: Build) -> Run:
@@ -159,16 +173,19 @@ def counts(x: Tensor) -> tuple[int, int]:
     return len(x), max(2, round(len(x) * 24 / 128))
 
 
-def adversarial(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
+def adversarial(x: Tensor, y: Tensor, build: Build, asked: Asked) -> Iterator[Row]:
     ours = {
         f"PGD-7 training{rough}": train.Adversarial(PGD(Linf("8/255"), steps=7, precision=precision))
         for rough, precision in (("", "full"), (", bfloat16 gradients", "bfloat16"))
     }
     runs = {name: step_of(objective, x, y, build) for name, objective in ours.items()}
     needed = {"bare": bare_adversarial(x, y, 7, build), "plain": plain_adversarial(x, y, 7, 8 / 255, build)}
-    times = race(needed | runs, turns)
+    with alone(plain_script, 7, 8 / 255, asked.quick) as script:
+        times = race(needed | {"plain script": script} | runs, asked.turns)
     for name in runs:
-        yield compare("train", f"{name}, images per second / plain", times, "plain", name, ">= 1.7")
+        for plain in ("plain", "plain script"):
+            what = f"{name}, images per second / {plain}"
+            yield compare("train", what, times, plain, name, ">= 1.7")
     yield compare("train", "PGD-7 training / its bare passes", times, "PGD-7 training", "bare", "<= 1.1")
 
 

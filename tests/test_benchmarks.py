@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,35 @@ def test_contestants_take_turns_after_a_warm_up_in_alternating_order():
     times = race({name: lambda name=name: called.append(name) for name in "abc"}, rounds=2)
     assert "".join(called) == "abc" + "abc" + "cba"
     assert {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def lacking():
+    import there_is_no_such_library  # noqa: F401
+
+
+def dying():
+    return lambda: os._exit(3)
+
+
+@pytest.mark.parametrize(("maker", "told"), [(lacking, ModuleNotFoundError), (dying, BrokenProcessPool)])
+def test_what_ends_a_contestant_in_a_process_of_its_own_is_raised(maker, told):
+    from benchmarks.alone import alone
+
+    with alone(maker) as run, pytest.raises(told) as why:
+        run()
+    assert getattr(why.value, "name", None) in (None, "there_is_no_such_library")
+
+
+def counting():
+    return partial(print, "printed by a contestant", flush=True)
+
+
+def test_a_contestant_in_a_process_of_its_own_may_print_and_runs_many_turns():
+    from benchmarks.alone import alone
+    from benchmarks.race import race
+
+    with alone(counting) as run:
+        assert len(race({"alone": run}, rounds=3)["alone"]) == 3
 
 
 def test_a_ratio_is_that_of_medians_and_its_spread_that_of_the_rounds():

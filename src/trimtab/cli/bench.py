@@ -19,8 +19,8 @@ class Bench:
     """Race trimtab against stock PyTorch, other libraries and the bare passes its methods need.
 
     SECTIONS are norm, attacks, certify, adapt, lens, corruptions, loader, growth and train; none means all.
-    Contestants take turns in one process; each line shows the ratio of their median times, the quartiles of
-    the ratios within each round, the mark that was set beforehand, and whether it was met. A missed mark is a
+    Contestants take turns; each line shows the ratio of their median times, the quartiles of the ratios
+    within each round, the mark that was set beforehand, and whether it was met. A missed mark is a
     finding, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10; `growth`
     draws growth.svg and growth.png beside what --out names.
     """

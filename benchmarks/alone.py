@@ -1,0 +1,43 @@
+"""A contestant in a process of its own, as its users run it: nobody else has touched its memory.
+
+What an allocator has learnt from one contestant changes what another costs by up to a third, both ways.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from benchmarks.race import Run
+
+Maker = Callable[..., Run]
+
+
+@contextmanager
+def alone(maker: Maker, *arguments: Any) -> Iterator[Run]:
+    """What `maker(*arguments)` makes and runs, in a process of its own; what it raises is raised here."""
+    fresh, threads = get_context("spawn"), torch.get_num_threads()
+    with ProcessPoolExecutor(1, fresh, initializer=_begin, initargs=(threads,)) as process:
+        yield lambda: process.submit(_turn, maker, *arguments).result()
+
+
+def _begin(threads: int) -> None:
+    warnings.simplefilter("ignore")  # the peers', about what they are built on
+    torch.set_num_threads(threads)
+
+
+def _turn(maker: Maker, *arguments: Any) -> None:
+    _made(maker, *arguments)()
+
+
+@cache
+def _made(maker: Maker, *arguments: Any) -> Run:
+    """In the child, which makes one contestant and keeps it."""
+    return maker(*arguments)
