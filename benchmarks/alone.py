@@ -21,8 +21,8 @@ Maker = Callable[..., Run]
 
 
 @contextmanager
-def alone(maker: Maker, *arguments: Any) -> Iterator[Run]:
-    """What `maker(*arguments)` makes and runs, in a process of its own; what it raises is raised here."""
+def alone(maker: Maker, *arguments: Any) -> Iterator[Callable[[], Any]]:
+    """What `maker(*arguments)` makes, run in a process of its own; what it returns or raises arrives here."""
     fresh, threads = get_context("spawn"), torch.get_num_threads()
     with ProcessPoolExecutor(1, fresh, initializer=_begin, initargs=(threads,)) as process:
         yield lambda: process.submit(_turn, maker, *arguments).result()
@@ -33,8 +33,8 @@ def _begin(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _turn(maker: Maker, *arguments: Any) -> None:
-    _made(maker, *arguments)()
+def _turn(maker: Maker, *arguments: Any) -> Any:
+    return _made(maker, *arguments)()
 
 
 @cache

@@ -4,11 +4,12 @@ The same budget (Linf, 8/255), steps, step size and random starts on the first 2
 for a network without robustness and for an adversarially trained one. "As shipped" sets our any-iterate
 scoring, which lets broken images leave, against the peers' last iterate; "same rule" keeps every image to
 the last iterate on both sides. Each peer is raced at the batch it is given and at the batch that suits it
-best. Every contestant has a process of its own for every batch size, a peer's as its users start it, ours as
-`trimtab evaluate` does: it keeps the memory it frees. "In a script" is ours without that, as called from a
-user's own program. Ours also runs with gradients in bfloat16, which no peer offers. The bare passes are 20
-input gradients of the folded network, channels last, at our own working batch, with memory kept: what nobody
-could do without. Memory is taken in processes that do nothing else (peak.py).
+best, sizes one after the other (so the spread of a row with two sizes is not of common rounds). Every
+contestant has a process of its own for every size, a peer's as its users start it, ours as `trimtab evaluate`
+does: it keeps the memory it frees. "In a script" is ours without that, as called from a user's own program.
+Ours also runs with gradients in bfloat16, which no peer offers. The bare passes are 20 input gradients of the
+folded network, channels last, at our own working batch, with memory kept: what nobody could do without.
+Memory is taken in processes that do nothing else (peak.py).
 """
 
 from __future__ import annotations
