@@ -14,7 +14,7 @@ import trimtab
 
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
-    ["types", "copies"],
+    ["types", "copies", "layout"],
     ["draws", "cores", "keys", "placed"],
     ["norm"],
     ["models", "data"],

@@ -2,7 +2,6 @@
 
 `copy.deepcopy` takes a millisecond for every five modules, most of it for the dozen empty dictionaries that
 each of them has for hooks. Here modules are copied by hand and only what they hold goes through `deepcopy`.
-Before they work, they are laid out as their convolutions like it.
 """
 
 from __future__ import annotations
@@ -37,13 +36,6 @@ def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 def twin(net: nn.Module) -> nn.Module:
     """A copy with the same parameters: all else is its own."""
     return duplicate(net, {id(parameter): parameter for parameter in net.parameters()})
-
-
-def channels_last(net: nn.Module) -> nn.Module:
-    """The network itself in that layout, unless it holds volumes, which torch cannot lay out so."""
-    if any(held.dim() == 5 for held in (*net.parameters(), *net.buffers())):
-        return net
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @contextmanager

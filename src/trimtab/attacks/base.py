@@ -33,7 +33,7 @@ from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
 PRECISIONS = ("full", "bfloat16")
-SLICE = 64
+SLICE = 32
 """Images that a core works on at once: their features fit its cache."""
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, norm
-from trimtab.copies import channels_last
+from trimtab.layout import backwards_too, channels_last
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -93,7 +93,8 @@ def fast(model: nn.Module, x: Tensor | None = None, said: Tensor | None = None) 
     It is tried on the first images of `x`; what the model has `said` of them need not be asked again. Without
     any, whoever takes it must try it.
     """
-    return channels_last(norm.fold(bare(model), None if x is None else x[:PROBE], said))
+    folded = norm.fold(bare(model), None if x is None else x[:PROBE], said)
+    return channels_last(backwards_too(folded))
 
 
 def says_coupled(model: nn.Module) -> bool:

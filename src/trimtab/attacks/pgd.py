@@ -184,13 +184,14 @@ def climb(
     wrong_at: dict[int, Tensor] = {}
     for t in range(steps + 1):
         if t < steps:
-            z, grad = ascent(victim.net, x, goal, loss)
+            z, _, grad = ascent(victim.net, x, goal, loss)
         elif not victim.judged:
             break
         if t == steps or (t in marks and victim.rough):
             with torch.no_grad():
                 z = victim.net(x)
-        broken = wrong(z, y)
+        if victim.judged or t in marks:
+            broken = wrong(z, y)
         if victim.judged:
             first = broken & (broken_at < 0)
             asked = t == steps or t in marks
@@ -229,32 +230,30 @@ def pursue(
             continue
         now, climbers = climbers[:many], climbers[many:]
         before = x[now]
-        z, grad = ascent(victim.net, before, goal[now], loss)
+        z, slope, grad = ascent(victim.net, before, goal[now], loss)
         fallen = wrong(z, y[now]) & ~stands[now]
         if victim.rough:  # a guess, then
             suspects = torch.cat([suspects, now[fallen]])
         else:
             broken_at[now[fallen]] = t[now[fallen]]
         if bool(fallen.any()):
-            now, before, z, grad = (held[~fallen] for held in (now, before, z, grad))
+            now, before, z, slope, grad = (held[~fallen] for held in (now, before, z, slope, grad))
         after = project(before.add(direction(grad, budget), alpha=step), victim.x[now], budget)
         x[now], t[now], stands[now] = after, t[now] + 1, False
-        gain = ((after - before) * grad).flatten(1).sum(1)
-        doubtful = foreseen(z, y[now], goal[now], loss, gain) | (t[now] == steps)
+        gain = ((after - before) * grad).sum(tuple(range(1, x.dim())))
+        ended = t[now] == steps
+        doubtful = torch.where(ended, victim.judged, foreseen(z, y[now], goal[now], slope, gain))
         suspects = torch.cat([suspects, now[doubtful]])
-        climbers = torch.cat([now[~doubtful], climbers])
+        climbers = torch.cat([now[~doubtful & ~ended], climbers])
     return Outcome(x, broken_at >= 0, broken_at)
 
 
-def foreseen(z: Tensor, y: Tensor, goal: Tensor, loss: Loss, gain: Tensor) -> Tensor:
+def foreseen(z: Tensor, y: Tensor, goal: Tensor, slope: Tensor, gain: Tensor) -> Tensor:
     """Whose label falls behind another class if the loss gains as much as its gradient promises.
 
     To first order, and as if only the label and the target moved, or without one the label and the strongest
-    other class, apart by equal shares.
+    other class, apart by equal shares. `slope` is the loss's gradient for the logits z.
     """
-    with torch.enable_grad():
-        at = z.detach().requires_grad_(True)
-        slope = gradient(loss(at, goal).sum(), at)
     other = torch.where(goal == y, z.scatter(1, y[:, None], -torch.inf).argmax(1), goal)
     ahead, steep = (of.gather(1, y[:, None]) - of.gather(1, other[:, None]) for of in (z, slope))
     return (gain > (ahead * -steep / 2)[:, 0]) & (steep < 0)[:, 0]
@@ -268,20 +267,21 @@ def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tenso
     return likely
 
 
-def ascent(net: nn.Module, x: Tensor, goal: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """What the network says of x, and which way the loss grows there."""
+def ascent(net: nn.Module, x: Tensor, goal: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    """What the network says of x, and which way the loss grows: there, and in what it says."""
     with torch.enable_grad():
         at = x.detach().requires_grad_(True)
         z = net(at)
-        grad = gradient(loss(z, goal).sum(), at)
-    return z.detach(), grad
+        slope = gradient(loss(z, goal).sum(), z)
+        grad = gradient(z, at, slope)
+    return z.detach(), slope, grad
 
 
-def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """Of a sum of losses; zero where the model lets none through to its input."""
+def gradient(value: Tensor, x: Tensor, along: Tensor | None = None) -> Tensor:
+    """Of a sum of losses, or of values `along` a direction; zero where the model lets none through."""
     if not value.requires_grad:
         return torch.zeros_like(x)
-    (grad,) = torch.autograd.grad(value, x, allow_unused=True)
+    (grad,) = torch.autograd.grad(value, x, along, allow_unused=True)
     return torch.zeros_like(x) if grad is None else grad
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trimtab.copies import duplicate, untouched
+from trimtab.layout import unhooked
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.moments import widest
 from trimtab.norm.setting import MAIN
@@ -45,7 +46,7 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
         return copied
     if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
         wanted = _logits(copied, example)  # before anything is changed
-    if all(map(_unhooked, modules.values())):  # a hook may keep what it is shown
+    if all(map(unhooked, modules.values())):  # a hook may keep what it is shown
         for name in overwriting(graph, modules, {norm for _, norm in pairs}):
             copied.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
@@ -76,7 +77,7 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
             continue
         conv_name, norm_name = str(before.target), str(node.target)
         conv, norm = modules[conv_name], modules[norm_name]
-        plain = type(conv) in _FOLDABLE and _unhooked(conv) and _unhooked(norm)
+        plain = type(conv) in _FOLDABLE and unhooked(conv) and unhooked(norm)
         once = times[conv] == times[norm] == places[conv] == places[norm] == 1
         alone = once and not read & {conv_name, norm_name}
         if plain and alone and tracer.fixed.get(norm):
@@ -153,11 +154,6 @@ def _is_fixed(norm: nn.Module) -> bool:
     routed = not isinstance(setting.branch or MAIN, str)
     idle = norm.update_now() is False and setting.shift is None
     return norm.source_now() == "running" and idle and not routed
-
-
-def _unhooked(module: nn.Module) -> bool:
-    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return not any(getattr(module, f"_{name}") for name in hooks) and not hasattr(module, "parametrizations")
 
 
 @torch.no_grad()

@@ -12,13 +12,13 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab import draws, models, norm
-from trimtab.copies import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
 from trimtab.data.augment import RESIZED_CROP, parsed
 from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
 from trimtab.data.sets import ImageSet
+from trimtab.layout import channels_last
 from trimtab.models.pixels import channels_of
 from trimtab.train.recipe import Recipe
 from trimtab.types import BadInput, InputSpec
