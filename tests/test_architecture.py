@@ -14,8 +14,8 @@ import trimtab
 
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
-    ["types", "copies", "layout"],
-    ["draws", "cores", "keys", "placed"],
+    ["types", "copies"],
+    ["draws", "cores", "keys", "layout", "placed"],
     ["norm"],
     ["models", "data"],
     ["adapt"],

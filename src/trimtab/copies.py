@@ -60,6 +60,12 @@ def untouched(net: nn.Module) -> Iterator[None]:
                     one.copy_(before)
 
 
+def unhooked(module: nn.Module) -> bool:
+    """Whether nobody listens to its passes, or computes its parameters."""
+    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return not any(getattr(module, f"_{name}") for name in hooks) and not hasattr(module, "parametrizations")
+
+
 def _by_the_book(kind: type) -> bool:
     """Whether modules of a kind leave it to torch and Python how they are copied: attribute by attribute."""
     owners = [next((base for base in kind.__mro__ if way in vars(base)), object) for way in _WAYS]

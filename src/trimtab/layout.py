@@ -6,10 +6,10 @@ becomes several times slower. Here are those operations with gradients laid out 
 
 A convolution of an image has another trouble: its gradient has three channels, and is computed as if it had
 the sixteen that fill a register. In this layout four pixels beside each other are one pixel of twelve
-channels, and their gradient is one convolution with a stride of four, in half of the time.
+channels, and their gradient is one convolution with a stride of four.
 
-All are equal to the stock operations up to rounding, and one node for tracers each, if called as attributes
-of this module.
+All equal the stock operations up to rounding. To tracers each is one node, where it is called by its name
+in this module (`layout.thinned`): that is the name they replace.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+
+from trimtab.copies import unhooked
 
 BESIDE = 4
 """Pixels whose gradients are computed at once."""
@@ -31,54 +33,37 @@ def channels_last(net: nn.Module) -> nn.Module:
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def backwards_too(net: nn.Module) -> nn.Module:
-    """The network itself, frozen as it is, with laid-out gradients; modules with hooks stay as they are."""
-    for module in net.modules():
+def quicken(copied: nn.Module, original: nn.Module) -> nn.Module:
+    """Give a copy of a network, in place, the gradients of this module; what it shares stays as it is."""
+    shared = set(original.modules())
+    for module in copied.modules():
+        if module in shared:
+            continue
         if _is_global_mean(module):
             module.__class__ = GlobalMean
         elif _sees_pixels(module):
-            module.register_buffer("across", across(module.weight), persistent=False)
             module.__class__ = PixelConv
-    return net
+    return copied
 
 
 class GlobalMean(nn.AdaptiveAvgPool2d):
     """`nn.AdaptiveAvgPool2d(1)`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return global_mean(x)
+    def forward(self, input: Tensor) -> Tensor:
+        return global_mean(input)
 
 
 class PixelConv(nn.Conv2d):
-    """A frozen `nn.Conv2d` of few channels that keeps the size."""
+    """An `nn.Conv2d` of few channels, with strides of one."""
 
-    across: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return pixel_conv(x, self.weight, self.bias, self.across)
-
-
-@torch.no_grad()
-def across(weight: Tensor) -> Tensor:
-    """The kernel of the gradient for `BESIDE` pixels at a time: (O, C, k, k) -> (4 C, O, k, k + 3)."""
-    turned = weight.flip(2, 3).transpose(0, 1)  # (C, O, k, k)
-    shifted = [F.pad(turned, (place, BESIDE - 1 - place)) for place in range(BESIDE)]
-    return torch.cat(shifted).contiguous(memory_format=torch.channels_last)
-
-
-@fx.wrap
-def pixel_conv(x: Tensor, weight: Tensor, bias: Tensor | None, across: Tensor) -> Tensor:
-    """The convolution of x (N, C, H, W) by a frozen weight, and `across` for its gradient."""
-    if torch.compiler.is_compiling():
-        return _same_conv(x, weight, bias)
-    y: Tensor = _PixelConv.apply(x, weight, bias, across)
-    return y
+    def forward(self, input: Tensor) -> Tensor:
+        return pixel_conv(input, self.weight, self.bias, self.padding)
 
 
 @fx.wrap
 def global_mean(x: Tensor) -> Tensor:
     """The mean of each channel, (N, C, H, W) -> (N, C, 1, 1)."""
-    if torch.compiler.is_compiling():  # which settles layouts itself
+    if _transformed():
         return F.adaptive_avg_pool2d(x, 1)
     mean: Tensor = _GlobalMean.apply(x)
     return mean
@@ -87,61 +72,52 @@ def global_mean(x: Tensor) -> Tensor:
 @fx.wrap
 def thinned(x: Tensor, stride: int, extra: int) -> Tensor:
     """x[:, :, ::stride, ::stride] between `extra` channels of zeros."""
-    if torch.compiler.is_compiling():
+    if _transformed():
         return _thinned(x, stride, extra)
     kept: Tensor = _Thinned.apply(x, stride, extra)
     return kept
 
 
+@fx.wrap
+def pixel_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+    """`F.conv2d(x, weight, bias, padding=padding)`; quicker backwards if it keeps the size and is frozen."""
+    height, width = weight.shape[2:]
+    same = height == width and padding in ("same", (height // 2, height // 2)) and height % 2 == 1
+    frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
+    alike = x.dim() == 4 and len(x) > 0 and x.dtype == weight.dtype and x.is_floating_point()
+    plain = not _transformed() and not torch.is_autocast_enabled(x.device.type)
+    if not (x.requires_grad and same and frozen and alike and plain):
+        return F.conv2d(x, weight, bias, padding=padding)
+    y: Tensor = _PixelConv.apply(x, weight, bias)
+    return y
+
+
+def _transformed() -> bool:
+    """Whether a compiler is at work, which settles layouts itself, or `torch.func`, which has own rules."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def _is_global_mean(module: nn.Module) -> TypeGuard[nn.AdaptiveAvgPool2d]:
-    plain = type(module) is nn.AdaptiveAvgPool2d and unhooked(module)
-    return plain and module.output_size in (1, (1, 1), [1, 1])
+    if type(module) is not nn.AdaptiveAvgPool2d or not unhooked(module):
+        return False
+    return "forward" not in vars(module) and module.output_size in (1, (1, 1), [1, 1])
 
 
 def _sees_pixels(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    if type(module) is not nn.Conv2d or not unhooked(module) or module.weight.device.type != "cpu":
+    if type(module) is not nn.Conv2d or not unhooked(module):
         return False
-    odd = module.kernel_size[0] == module.kernel_size[1] == 2 * (module.kernel_size[0] // 2) + 1
-    same = module.padding in ("same", tuple(side // 2 for side in module.kernel_size))
-    simple = module.stride == module.dilation == (1, 1) and module.padding_mode == "zeros"
-    return odd and same and simple and module.groups == 1 and module.in_channels * BESIDE <= 16
-
-
-def unhooked(module: nn.Module) -> bool:
-    """Whether nobody listens to its passes or changes its parameters on the way."""
-    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return not any(getattr(module, f"_{name}") for name in hooks) and not hasattr(module, "parametrizations")
+    stock = not {"forward", "_conv_forward"} & vars(module).keys() and module.padding_mode == "zeros"
+    return (
+        stock
+        and module.stride == module.dilation == (1, 1)
+        and module.in_channels <= 4
+        and module.groups == 1
+    )
 
 
 def _form(x: Tensor) -> torch.memory_format:
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
-
-
-def _like(ctx: Any, grad: Tensor) -> Tensor:
-    return torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form)
-
-
-def _same_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
-
-
-class _PixelConv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, across: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, across)
-        return _same_conv(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        weight, across = ctx.saved_tensors
-        n, _, height, width = grad.shape
-        side = weight.shape[-1] // 2
-        if width % BESIDE or _form(grad) is not torch.channels_last:
-            return F.conv_transpose2d(grad, weight, padding=side), None, None, None
-        beside = F.conv2d(grad, across, stride=(1, BESIDE), padding=side)  # (N, 4 C, H, W / 4)
-        pixels = beside.permute(0, 2, 3, 1).reshape(n, height, width, -1)
-        return pixels.permute(0, 3, 1, 2), None, None, None
 
 
 class _GlobalMean(torch.autograd.Function):
@@ -153,7 +129,8 @@ class _GlobalMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         *_, height, width = ctx.shape
-        return _like(ctx, grad).copy_(grad / (height * width))
+        each = (grad / (height * width)).expand(ctx.shape)
+        return each.clone(memory_format=ctx.form)
 
 
 def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
@@ -169,6 +146,31 @@ class _Thinned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = _like(ctx, grad).zero_()
+        whole = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form).zero_()
         whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
         return whole, None, None
+
+
+class _PixelConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        n, _, height, width = grad.shape
+        channels, side = weight.shape[1], weight.shape[-1] // 2
+        if width % BESIDE or _form(grad) is not torch.channels_last:
+            return F.conv_transpose2d(grad, weight, padding=side), None, None
+        beside = F.conv2d(grad, _kernel(weight), stride=(1, BESIDE), padding=side)  # (N, 4 C, H, W / 4)
+        pixels = beside.permute(0, 2, 3, 1).reshape(n, height, width, channels)
+        return pixels.permute(0, 3, 1, 2), None, None
+
+
+def _kernel(weight: Tensor) -> Tensor:
+    """That of the gradient for pixels beside each other: (O, C, k, k) -> (4 C, O, k, k + 3)."""
+    turned = weight.flip(2, 3).transpose(0, 1)  # (C, O, k, k)
+    shifted = [F.pad(turned, (place, BESIDE - 1 - place)) for place in range(BESIDE)]
+    return torch.cat(shifted).contiguous(memory_format=torch.channels_last)

@@ -44,7 +44,7 @@ class Outcome:
     x: Tensor
     """The adversarial images; where an attack failed, its best try."""
     broken: Tensor
-    """Whether the image in `x` is misclassified (bool)."""
+    """Whether the image in `x` is misclassified (bool); means nothing if the images were not judged."""
     broken_at: Tensor
     """The first iteration whose image was misclassified, 0 for the clean image or start; -1 if none was."""
     marks: dict[int, Tensor] = field(default_factory=dict)

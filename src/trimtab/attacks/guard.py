@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, norm
-from trimtab.layout import backwards_too, channels_last
+from trimtab.layout import channels_last, quicken
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -88,13 +88,13 @@ def refuse_stream(model: nn.Module) -> None:
 
 
 def fast(model: nn.Module, x: Tensor | None = None, said: Tensor | None = None) -> nn.Module:
-    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last.
+    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last (`layout`).
 
-    It is tried on the first images of `x`; what the model has `said` of them need not be asked again. Without
-    any, whoever takes it must try it.
+    The folding is tried on the first images of `x`; what the model has `said` of them need not be asked
+    again. Without any, whoever takes it must try it.
     """
     folded = norm.fold(bare(model), None if x is None else x[:PROBE], said)
-    return channels_last(backwards_too(folded))
+    return channels_last(quicken(folded, model))
 
 
 def says_coupled(model: nn.Module) -> bool:

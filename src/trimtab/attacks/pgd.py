@@ -268,7 +268,7 @@ def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tenso
 
 
 def ascent(net: nn.Module, x: Tensor, goal: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    """What the network says of x, and which way the loss grows: there, and in what it says."""
+    """What the network says of x, the loss's gradient for what it says, and that for x."""
     with torch.enable_grad():
         at = x.detach().requires_grad_(True)
         z = net(at)

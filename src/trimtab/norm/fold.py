@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.copies import duplicate, untouched
-from trimtab.layout import unhooked
+from trimtab.copies import duplicate, unhooked, untouched
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.moments import widest
 from trimtab.norm.setting import MAIN
