@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -187,3 +189,30 @@ def test_an_error_in_a_thread_reaches_the_caller() -> None:
     with pytest.raises(ValueError, match="item 0"):
         cores.spread(fail, Keeping(), [0, 1, 2], workers=2)
     assert torch.get_num_threads() == 2
+
+
+FETCHED = """
+import resource, sys, torch
+from trimtab import attacks, models
+if sys.argv[1] == "without":
+    attacks.base.keep_features = lambda: None
+torch.manual_seed(0), torch.set_num_threads(1)
+model, attack = models.build("resnet8", classes=10, width=16).eval(), attacks.PGD(attacks.Linf(0.01), steps=3)
+x, y = torch.rand(32, 3, 32, 32), torch.arange(32) % 10
+taken = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+attack(model, x, y), attack(model, x, y)
+before = taken()
+attack(model, x, y)
+print(taken() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted as Linux counts them")
+def test_a_later_attack_finds_the_memory_of_the_one_before() -> None:
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", FETCHED, how], capture_output=True, text=True).stdout)
+        for how in ("with", "without")
+    )
+    if given_back < 1_000:
+        pytest.skip(f"this system hands memory out in large pages ({given_back} of them)")
+    assert kept < given_back / 10

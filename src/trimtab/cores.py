@@ -27,6 +27,9 @@ MOST = 8
 FEWEST = 16
 """Images that are worth a thread of their own."""
 
+LARGE = (1 << 25) - (1 << 16)
+"""Bytes of the largest piece that glibc learns from: it must be smaller than 32 MiB, with what it adds."""
+
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -75,6 +78,15 @@ def spread(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def keep_features() -> None:
+    """Free one large piece of memory, from which glibc learns to keep twice as much for the next pass.
+
+    So does any program that frees one. Until then features are given back to the system after a pass and
+    fetched again, page by page, in the next: a fifth of the time of an attack. Nothing is written to it.
+    """
+    torch.empty(LARGE, dtype=torch.uint8, device="cpu")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from trimtab.attacks.guard import (
     says_coupled,
 )
 from trimtab.copies import duplicate
-from trimtab.cores import spread, workers_for
+from trimtab.cores import keep_features, spread, workers_for
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
@@ -174,6 +174,7 @@ def unusual(attack: Any, *said: str) -> str:
 
 def in_slices(run: Callable[[Victim], Outcome], victim: Victim, refills: bool) -> Outcome:
     """Run an attack on a few images at a time, on all cores. None depends on another, up to rounding."""
+    keep_features()
     n, workers = len(victim.x), workers_for(victim.net, victim.x)
     many = workers if refills else workers * math.ceil(n / (victim.at_once * workers))
     if many == 1:
