@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -68,9 +68,7 @@ class Setting:
     """No knob is set: the layer runs the stock forward pass."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "neutral", all(getattr(self, f.name) is None for f in fields(self) if f.init)
-        )
+        object.__setattr__(self, "neutral", all(knob is None for knob in vars(self).values()))
         if self.source not in (None, "batch", "running", "blend"):
             raise BadInput(f'source must be "batch", "running", "blend" or None, found {self.source!r}')
         if self.source == "blend" and self.rho is None:
