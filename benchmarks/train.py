@@ -178,6 +178,8 @@ def large_steps(turns: int, quick: bool) -> Run:
         f"APART, N = {few}": train.Apart(samples=few),
     }
     runs = {name: step_of(objective, x, y, preact18) for name, objective in steps.items()}
+    for run in list(runs.values()) * (turns - 1):  # in which the heap grows to what they need
+        run()
     return lambda: race(runs, turns)
 
 
