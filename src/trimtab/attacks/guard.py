@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, norm
-from trimtab.layout import channels_last, quicken
+from trimtab.layout import channels_last, lay_out_gradients
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -94,7 +94,7 @@ def fast(model: nn.Module, x: Tensor | None = None, said: Tensor | None = None) 
     again. Without any, whoever takes it must try it.
     """
     folded = norm.fold(bare(model), None if x is None else x[:PROBE], said)
-    return channels_last(quicken(folded, model))
+    return channels_last(lay_out_gradients(folded, model))
 
 
 def says_coupled(model: nn.Module) -> bool:

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
-from trimtab import layout
 from trimtab.models.style import Style, chain, fixup_init, he_init, stack
 from trimtab.types import BadInput
 
@@ -173,4 +175,37 @@ class Padded(nn.Module):
         self.stride, self.extra = stride, extra
 
     def forward(self, x: Tensor) -> Tensor:
-        return layout.thinned(x, self.stride, self.extra)
+        return thinned(x, self.stride, self.extra)
+
+
+@fx.wrap  # one node for tracers, which cannot look into it
+def thinned(x: Tensor, stride: int, extra: int) -> Tensor:
+    """x[:, :, ::stride, ::stride] between `extra` channels of zeros, with a gradient laid out as x is.
+
+    The gradient of a slice is always channels-first. Where it meets channels-last features, every operation
+    around the shortcut becomes several times slower.
+    """
+    if torch.compiler.is_compiling():  # which settles layouts itself
+        return _thinned(x, stride, extra)
+    kept: Tensor = _Thinned.apply(x, stride, extra)
+    return kept
+
+
+def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
+    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, extra // 2, extra - extra // 2))
+
+
+class _Thinned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int, extra: int) -> Tensor:
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.form = torch.channels_last if last else torch.contiguous_format
+        ctx.shape, ctx.stride = x.shape, stride
+        ctx.kept = slice(extra // 2, extra // 2 + x.shape[1])
+        return _thinned(x, stride, extra)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        whole = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form).zero_()
+        whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
+        return whole, None, None
