@@ -81,10 +81,10 @@ def spread(
 
 
 def keep_features() -> None:
-    """Free one large piece of memory, from which glibc learns to keep twice as much for the next pass.
+    """Free one large piece of memory, from which glibc learns to keep smaller ones for the next pass.
 
     So does any program that frees one. Until then features are given back to the system after a pass and
-    fetched again, page by page, in the next: a fifth of the time of an attack. Nothing is written to it.
+    fetched again, page by page, in the next.
     """
     torch.empty(LARGE, dtype=torch.uint8, device="cpu")
 

@@ -66,6 +66,26 @@ def test_images_that_left_are_those_that_break_when_all_are_kept(model, images, 
         assert torch.equal(model(left.x).argmax(1) != y, left.broken)
 
 
+@pytest.mark.parametrize("score", ["any", "last"])
+def test_images_that_nobody_judges_are_the_same_and_are_spared_their_last_look(model, images, score):
+    model, (x, y) = copy.deepcopy(model).double(), images
+    x = x.double()
+    seen = []
+    with guard(model):
+        net = fast(model, x)
+        net.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        found = {}
+        for judged in (True, False):
+            seen.clear()
+            victim = base.Victim(net, x.clone(), y, 0, list(range(len(x))), coupled=False, judged=judged)
+            found[judged] = PGD(Linf("1/255"), steps=4, score=score).run(victim), sum(seen)
+    (asked, looks), (unasked, fewer) = found[True], found[False]
+    assert torch.equal(asked.x, unasked.x)
+    ended = (asked.broken_at < 0) | (asked.broken_at == 4)
+    assert looks - fewer == (int(ended.sum()) if score == "any" else len(x))
+    assert 0 < int(ended.sum()) < len(x)
+
+
 @pytest.mark.parametrize("loss", ["ce", "cw"])
 def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
     """With two classes, and far from the box, the first order is exact."""

@@ -39,12 +39,12 @@ SLICE = 32
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did to each image."""
+    """What an attack did to each image; of images that were not to be judged, only `x` is told."""
 
     x: Tensor
     """The adversarial images; where an attack failed, its best try."""
     broken: Tensor
-    """Whether the image in `x` is misclassified (bool); means nothing if the images were not judged."""
+    """Whether the image in `x` is misclassified (bool)."""
     broken_at: Tensor
     """The first iteration whose image was misclassified, 0 for the clean image or start; -1 if none was."""
     marks: dict[int, Tensor] = field(default_factory=dict)
@@ -174,7 +174,8 @@ def unusual(attack: Any, *said: str) -> str:
 
 def in_slices(run: Callable[[Victim], Outcome], victim: Victim, refills: bool) -> Outcome:
     """Run an attack on a few images at a time, on all cores. None depends on another, up to rounding."""
-    keep_features()
+    if victim.x.device.type == "cpu":
+        keep_features()
     n, workers = len(victim.x), workers_for(victim.net, victim.x)
     many = workers if refills else workers * math.ceil(n / (victim.at_once * workers))
     if many == 1:

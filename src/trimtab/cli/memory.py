@@ -23,8 +23,7 @@ def keep_freed(large: bool = False) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    mallopt(
-        _TRIM_THRESHOLD, -1
-    )  # which is never; any other number must be below 2 GiB, less than a step takes
+    # Never; any other number must be below 2 GiB, which a step of a large network exceeds.
+    mallopt(_TRIM_THRESHOLD, -1)
     kept = bool(mallopt(_MMAP_THRESHOLD, 1 << 25))
     return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) if large else kept

@@ -241,14 +241,11 @@ def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
         affine = [(part.affine.weight, part.affine.bias) for part in parts]
         y, seen = normalise_groups(x, cut, affine, setting.shift, layer.eps)
 
-    if wanted:
-        together = _by_statistics(parts)
-        unions = [_union(layer, [seen[m] for m in members]) for _, members in together]
-        if update is not False:
-            for (statistics, _), union in zip(together, unions, strict=True):
-                _learn(layer, statistics, union, update)
-        if setting.observe is not None:
-            setting.observe(unions[0] if len(unions) == 1 else _union(layer, seen))
+    if update is not False:
+        for statistics, members in _by_statistics(parts):
+            _learn(layer, statistics, _union(layer, [seen[m] for m in members]), update)
+    if setting.observe is not None:
+        setting.observe(_union(layer, seen))
     return y
 
 

@@ -68,7 +68,8 @@ class Setting:
     """No knob is set: the layer runs the stock forward pass."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "neutral", all(knob is None for knob in vars(self).values()))
+        knobs = vars(self).values()  # `neutral` is not among them yet
+        object.__setattr__(self, "neutral", all(knob is None for knob in knobs))
         if self.source not in (None, "batch", "running", "blend"):
             raise BadInput(f'source must be "batch", "running", "blend" or None, found {self.source!r}')
         if self.source == "blend" and self.rho is None:
