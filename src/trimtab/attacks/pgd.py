@@ -11,7 +11,7 @@ Scoring   "last": the images of the last iteration, as other libraries do. "any"
           misclassified once is kept and leaves the working batch, which is many times cheaper and reads
           slightly lower. Broken means misclassified, also for a targeted attack. Where images of a batch
           influence each other none can leave, and the last iterate counts whatever `score` says.
-Precision "bfloat16" takes gradients in half the digits: 1.3 to 1.6 times as fast (any iterate: up to 1.2)
+Precision "bfloat16" takes gradients in half the digits: 1.3 to 1.6 times as fast (any iterate: 1.0 to 1.4)
           where the processor has instructions for it, slower where not. Images are judged by the model as
           it is, so that the attack can turn out weaker, never a number that is not true: at 8/255 by
           nothing that can be measured, at 1/255, which bfloat16 hardly sees, by half a point. The iteration
