@@ -27,7 +27,7 @@ def test_the_folded_copy_gives_the_models_logits_and_input_gradients(model, imag
 
 def test_under_autocast_it_is_the_folded_copy_that_is_attacked(model, images, monkeypatch):
     used = []
-    monkeypatch.setattr(base, "fast", lambda *given: used.append(fast(*given)) or used[-1])
+    monkeypatch.setattr(base, "fast", lambda *given, **how: used.append(fast(*given, **how)) or used[-1])
     with torch.autocast("cpu", torch.bfloat16):
         PGD(EPS, steps=1)(model, *images)
     assert [m for net in used for m in net.modules() if isinstance(m, nn.BatchNorm2d)] == []
@@ -38,7 +38,7 @@ def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypat
     model, (x, y) = copy.deepcopy(model).double(), images
     x = x.double()
     quick = PGD(EPS)(model, x, y)
-    monkeypatch.setattr(base, "fast", lambda net, *_: net)
+    monkeypatch.setattr(base, "fast", lambda net, *_, **__: net)
     assert ((quick - PGD(EPS)(model, x, y)).abs().flatten(1).amax(1) < 1e-9).double().mean() > 0.98
 
 
@@ -103,6 +103,20 @@ def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
     assert bool((found.broken_at != 0).all())
     assert sum(passes) == int(torch.where(found.broken, found.broken_at, 20).sum())
     assert sum(looks) == len(x)  # each once: when it falls, or at the end
+
+
+def test_images_take_turns_so_that_the_working_batch_is_full_to_the_end(monkeypatch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    x = torch.rand(40, 3, 2, 2, dtype=torch.float64)
+    passes = []
+    model[0].register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
+    y = model(x).argmax(1)
+    monkeypatch.setattr(base, "SLICE", 16)
+    victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False, judged=False)
+    passes.clear()
+    found = pgd.pursue(victim, x.clone(), y, loss_named("ce", False), Linf(1e-9), steps=20, step=1e-9)
+    assert not bool(found.broken.any())  # so that everyone takes every step
+    assert passes == [16] * (40 * 20 // 16)
 
 
 @pytest.mark.parametrize("restarts", [1, 3])

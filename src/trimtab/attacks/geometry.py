@@ -40,8 +40,8 @@ def unit(x: Tensor) -> Tensor:
 
 def direction(grad: Tensor, budget: Budget) -> Tensor:
     """Steepest ascent of unit size: the sign (l_inf), or the gradient over its norm (l2)."""
-    grad = grad.nan_to_num()  # an infinite slope is a large one; what is no number has no direction
-    return grad.sign() if isinstance(budget, Linf) else unit(grad)
+    # An infinite slope is a large one; what is no number has no direction, nor a sign.
+    return grad.sign() if isinstance(budget, Linf) else unit(grad.nan_to_num())
 
 
 def project(x: Tensor, centre: Tensor, budget: Budget) -> Tensor:

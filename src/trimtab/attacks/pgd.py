@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,8 @@ from trimtab.attacks.base import PRECISIONS, SCORES, Attack, Outcome, Victim, un
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import Loss, cw, loss_named, other_class
 from trimtab.types import BadInput, Budget, Linf, number, pretty, whole
+
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -208,55 +211,69 @@ def pursue(
 ) -> Outcome:
     """The loop of PGD that scores any iterate: who is misclassified leaves, and who waits takes the place.
 
-    So the working batch stays full, and each image has an iteration `t` of its own. An image that has fallen
-    needs no gradient, which costs two to three looks: whom the last step should have felled (`foreseen`) is
-    looked at first, and climbs on only if it stands.
+    Each image has an iteration `t` of its own, and all take turns, so that the working batch is full to the
+    end. An image that has fallen needs no gradient, which costs two to three looks: whom the last step should
+    have felled (`foreseen`) is looked at first, and climbs on only if it stands.
     """
-    x, y, n = start, victim.y, len(start)
-    t, broken_at = torch.zeros_like(y), torch.full_like(y, -1)
-    stands = torch.zeros(n, dtype=torch.bool, device=x.device)  # looked at where it is, and right
-    everyone = torch.arange(n, device=x.device)
-    climbers, suspects = everyone.tensor_split([n if steps else 0])
-    many = victim.at_once
+    x, many = start, victim.at_once
+    y, target = _on_host(victim.y), _on_host(goal)
+    t, broken_at = np.zeros_like(y), np.full_like(y, -1)
+    stands = np.zeros(len(y), dtype=bool)  # looked at where it is, and right
+    climbers, suspects = np.split(np.arange(len(y)), [len(y) if steps else 0])
     while left := len(climbers) + len(suspects):
-        if len(suspects) >= min(many, left) / 4 or not len(climbers):
+        if len(suspects) >= min(many, left) / 2 or not len(climbers):
             now, suspects = suspects[:many], suspects[many:]
+            at = torch.as_tensor(now, device=x.device)
             with torch.no_grad():
-                fallen = wrong(victim.net(x[now]), y[now])
+                fallen = _on_host(wrong(victim.net(x[at]), victim.y[at]))
             broken_at[now[fallen]] = t[now[fallen]]
             now = now[~fallen]
             stands[now] = True
-            climbers = torch.cat([now[t[now] < steps], climbers])
+            climbers = np.concatenate([climbers, now[t[now] < steps]])
             continue
         now, climbers = climbers[:many], climbers[many:]
-        before = x[now]
-        z, slope, grad = ascent(victim.net, before, goal[now], loss)
-        fallen = wrong(z, y[now]) & ~stands[now]
+        at = torch.as_tensor(now, device=x.device)
+        before = x[at]
+        z, slope, grad = ascent(victim.net, before, goal[at], loss)
+        after = project(before.add(direction(grad, budget), alpha=step), victim.x[at], budget)
+        gain = ((after - before) * grad).sum(tuple(range(1, x.dim())))
+        fallen = _on_host(wrong(z, victim.y[at])) & ~stands[now]
         if victim.rough:  # a guess, then
-            suspects = torch.cat([suspects, now[fallen]])
+            suspects = np.concatenate([suspects, now[fallen]])
         else:
             broken_at[now[fallen]] = t[now[fallen]]
-        if bool(fallen.any()):
-            now, before, z, slope, grad = (held[~fallen] for held in (now, before, z, slope, grad))
-        after = project(before.add(direction(grad, budget), alpha=step), victim.x[now], budget)
-        x[now], t[now], stands[now] = after, t[now] + 1, False
-        gain = ((after - before) * grad).sum(tuple(range(1, x.dim())))
+        falls = foreseen(_on_host(z), _on_host(slope), _on_host(gain), y[now], target[now])
+        if fallen.any():
+            stay = ~fallen
+            now, falls, kept = now[stay], falls[stay], torch.as_tensor(stay, device=x.device)
+            at, after = at[kept], after[kept]
+        x[at] = after
+        t[now] += 1
+        stands[now] = False
         ended = t[now] == steps
-        doubtful = torch.where(ended, victim.judged, foreseen(z, y[now], goal[now], slope, gain))
-        suspects = torch.cat([suspects, now[doubtful]])
-        climbers = torch.cat([now[~doubtful & ~ended], climbers])
-    return Outcome(x, broken_at >= 0, broken_at)
+        doubtful = np.where(ended, victim.judged, falls)
+        suspects = np.concatenate([suspects, now[doubtful]])
+        climbers = np.concatenate([climbers, now[~doubtful & ~ended]])
+    found = torch.as_tensor(broken_at, device=x.device)
+    return Outcome(x, found >= 0, found)
 
 
-def foreseen(z: Tensor, y: Tensor, goal: Tensor, slope: Tensor, gain: Tensor) -> Tensor:
+def foreseen(z: Array, slope: Array, gain: Array, y: Array, goal: Array) -> Array:
     """Whose label falls behind another class if the loss gains as much as its gradient promises.
 
     To first order, and as if only the label and the target moved, or without one the label and the strongest
     other class, apart by equal shares. `slope` is the loss's gradient for the logits z.
     """
-    other = torch.where(goal == y, z.scatter(1, y[:, None], -torch.inf).argmax(1), goal)
-    ahead, steep = (of.gather(1, y[:, None]) - of.gather(1, other[:, None]) for of in (z, slope))
-    return (gain > (ahead * -steep / 2)[:, 0]) & (steep < 0)[:, 0]
+    each, others = np.arange(len(z)), z.copy()
+    others[each, y] = -np.inf
+    other = np.where(goal == y, others.argmax(1), goal)
+    ahead, steep = (of[each, y] - of[each, other] for of in (z, slope))
+    return (gain > ahead * -steep / 2) & (steep < 0)
+
+
+def _on_host(values: Tensor) -> Array:
+    """For bookkeeping, which NumPy does several times faster than torch; it knows no bfloat16."""
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy(force=True)
 
 
 def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tensor:
