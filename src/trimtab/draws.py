@@ -80,8 +80,7 @@ def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
 
     A batch costs microseconds, so this is what augmentation draws from.
     """
-    keys: Any = key(seed, np.asarray(ids).astype(np.uint64), draw)  # type: ignore[arg-type]  # mixes arrays too
-    return torch.from_numpy((keys >> 11) * 2.0**-53)
+    return torch.from_numpy((_keys(seed, ids, draw) >> 11) * 2.0**-53)
 
 
 def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
@@ -93,6 +92,12 @@ def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> 
     # several times slower), and only then take the layout of `like`.
     wide = like.dtype if like.dtype == torch.float64 else torch.float32
     out = torch.empty(like.shape, dtype=wide, device="cpu")
-    for row, i in zip(out, ids, strict=True):
-        getattr(row, fill)(generator=generator(seed, i, draw))
+    source = torch.Generator("cpu")
+    for row, own in zip(out, _keys(seed, ids, draw).tolist(), strict=True):
+        getattr(row, fill)(generator=source.manual_seed(own))
     return torch.empty_like(like).copy_(out)
+
+
+def _keys(seed: int, ids: Sequence[int] | Tensor, draw: int) -> Any:
+    """key(seed, id, draw) of every image, as an array."""
+    return key(seed, np.asarray(ids).astype(np.uint64), draw)  # type: ignore[arg-type]  # mixes arrays too
