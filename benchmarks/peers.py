@@ -106,5 +106,5 @@ def _bare(model: nn.Module, steps: int, step: float) -> Work:
             input_gradient(net, x, y)
 
     with guard(model):
-        net = fast(model)
+        net = fast(model, images(1, quick=True)[0])
     return work

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trimtab import adapt, norm
 from trimtab.layout import channels_last, lay_out_gradients
+from trimtab.models.pixels import Normalise
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -87,13 +88,17 @@ def refuse_stream(model: nn.Module) -> None:
         )
 
 
-def fast(model: nn.Module, x: Tensor | None = None, said: Tensor | None = None) -> nn.Module:
-    """The quickest equivalent of a guarded model: convolutions and norms folded, channels last (`layout`).
+def fast(model: nn.Module, x: Tensor, said: Tensor | None = None, tried: bool = True) -> nn.Module:
+    """The quickest equivalent of a guarded model on images like x: norms folded, channels last (`layout`).
 
-    The folding is tried on the first images of `x`; what the model has `said` of them need not be asked
-    again. Without any, whoever takes it must try it.
+    The folding is tried on the first of them; what the model has `said` of these need not be asked again. If
+    it is not `tried` here, whoever takes it must try it.
     """
-    folded = norm.fold(bare(model), None if x is None else x[:PROBE], said)
+    folded = norm.fold(bare(model), x[:PROBE] if tried else None, said)
+    own = set(folded.modules()).difference(model.modules())
+    for part in own if x.dim() == 4 else ():
+        if type(part) is Normalise:
+            part.spread(*x.shape[2:])
     return channels_last(lay_out_gradients(folded, model))
 
 
