@@ -57,11 +57,9 @@ class _Shifted(torch.autograd.Function):
         rate = (seen.var + eps).rsqrt()
         scale = rate if weight is None else rate * weight.to(wide)
         if shift.sigma is not None:
-            scale = scale * (1 + shift.sigma.to(wide))
+            scale = torch.addcmul(scale, scale, shift.sigma.to(wide))
         centre = mean if shift.mu is None else torch.addcmul(mean, mean, shift.mu.to(wide))
-        offset = -scale * centre
-        if bias is not None:
-            offset = offset + bias.to(wide)
+        offset = -scale * centre if bias is None else torch.addcmul(bias.to(wide), scale, centre, value=-1)
         ctx.save_for_backward(x, weight, bias)
         ctx.taken = seen, shift, eps, rate, scale
         y = torch.empty_like(x, dtype=wide)
@@ -86,7 +84,8 @@ class _Shifted(torch.autograd.Function):
             inward = torch.addcmul(dot, mu * seen.mean * rate, total, value=-1)
         d_weight = None
         if needs_weight:
-            d_weight = inward if shift.sigma is None else inward * (1 + shift.sigma.to(rate.dtype))
+            sigma = shift.sigma
+            d_weight = inward if sigma is None else torch.addcmul(inward, inward, sigma.to(rate.dtype))
         dx = None
         if needs_x:
             share, outward = scale * (-1 / seen.n), total
