@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -146,6 +147,36 @@ def test_gradients_of_a_whole_network_stay_channels_last_and_the_same():
     assert forms == [True]
     assert torch.equal(found, wanted)
     torch.testing.assert_close(grad, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_inside_a_block_gradients_of_parameters_are_the_same_and_the_layout_stays():
+    torch.manual_seed(0)
+    net = layout.channels_last(models.build("resnet8", classes=10, width=8).double().train())
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64).to(memory_format=torch.channels_last)
+    forms = []
+
+    def listen(_module: nn.Module, _given: object, features: Tensor) -> None:
+        features.register_hook(lambda g: forms.append(g.is_contiguous(memory_format=torch.channels_last)))
+
+    net.layer3.register_forward_hook(listen)
+    found = {}
+    for inside in (True, False):
+        net.zero_grad()
+        with layout.gradients_laid_out(net) if inside else nullcontext():
+            net(x).square().sum().backward()
+        found[inside] = [p.grad.clone() for p in net.parameters()]
+    torch.testing.assert_close(found[True], found[False], atol=1e-12, rtol=1e-10)
+    assert forms == [True, False]
+
+
+def test_after_the_block_the_kinds_of_modules_are_what_they_were_however_it_ended():
+    net = Usual()
+    with layout.gradients_laid_out(net):
+        assert type(net.pool) is GlobalMean
+    assert type(net.pool) is nn.AdaptiveAvgPool2d
+    with pytest.raises(RuntimeError), layout.gradients_laid_out(net):
+        net(torch.rand(1, 5, 8, 8))
+    assert type(net.pool) is nn.AdaptiveAvgPool2d
 
 
 def test_tracers_see_one_node():

@@ -6,6 +6,8 @@ its feature is. Where it meets channels-last features, every operation around it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +34,19 @@ def lay_out_gradients(copied: nn.Module, original: nn.Module) -> nn.Module:
         if module not in shared and _is_global_mean(module):
             module.__class__ = GlobalMean
     return copied
+
+
+@contextmanager
+def gradients_laid_out(net: nn.Module) -> Iterator[None]:
+    """As `lay_out_gradients`, of a network itself, for as long as the block lasts."""
+    pools = [module for module in net.modules() if _is_global_mean(module)]
+    for pool in pools:
+        pool.__class__ = GlobalMean
+    try:
+        yield
+    finally:
+        for pool in pools:
+            pool.__class__ = nn.AdaptiveAvgPool2d
 
 
 class GlobalMean(nn.AdaptiveAvgPool2d):

@@ -58,13 +58,15 @@ def test_it_runs_its_backward_passes_through_the_caller_and_says_which_is_last(n
 
 
 @every_objective
-def test_it_leaves_modes_and_settings_as_they_were(name: str) -> None:
+def test_it_leaves_modes_kinds_and_settings_as_they_were(name: str) -> None:
     objective, (x, y, ids) = OBJECTIVES[name], batch()
     model = objective.prepare(tiny()).train()
     model.pool.eval()
+    kinds = [type(m) for m in model.modules()]
     before = [m.training for m in model.modules()], [layer.setting for layer in norm.layers(model).values()]
     frozen = [p.requires_grad for p in model.parameters()]
     objective(model, x, y, ids=ids)
+    assert kinds == [type(m) for m in model.modules()]
     assert before == (
         [m.training for m in model.modules()],
         [layer.setting for layer in norm.layers(model).values()],

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import attacks, draws, norm
+from trimtab.layout import gradients_laid_out
 from trimtab.norm.steering import innermost
 from trimtab.types import BadInput
 
@@ -113,7 +114,8 @@ class Objective:
             )
         norm.steer(model)
         step = Step(model, x, y, backward or _plain_backward, seed, draws.ids_of(x, ids))
-        return {name: value.detach() for name, value in self.run(step).items()}
+        with gradients_laid_out(model):
+            return {name: value.detach() for name, value in self.run(step).items()}
 
     def run(self, step: Step) -> Parts:
         raise NotImplementedError
