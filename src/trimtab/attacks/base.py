@@ -33,8 +33,9 @@ from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
 PRECISIONS = ("full", "bfloat16")
-SLICE = 32
-"""Images that a core works on at once: their features fit its cache."""
+SLICE = 48
+"""Images that a core works on at once: few, so that its cache holds their features; not fewer, since between
+any two operations threads may wait for Python's lock."""
 
 
 @dataclass(frozen=True)
