@@ -21,9 +21,9 @@ from torch import Tensor
 
 from trimtab import draws
 from trimtab.attacks.base import Attack, Outcome, Victim, unusual, wrong
+from trimtab.attacks.climbing import gradient
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, loss_named
-from trimtab.attacks.pgd import gradient
 from trimtab.types import BadInput, Budget, Linf
 
 _ALPHA, _RHO = 0.75, 0.75

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from trimtab import adapt
 from trimtab.attacks.base import Attack, Outcome, check_call, check_labels, check_rho
+from trimtab.attacks.climbing import gradient
 from trimtab.attacks.guard import guard, says_coupled
 from trimtab.attacks.losses import ce
-from trimtab.attacks.pgd import PGD, gradient
+from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput, Budget, number
 
 

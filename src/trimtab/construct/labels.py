@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from trimtab import draws
 from trimtab.attacks.base import Victim, check_images, check_labels
+from trimtab.attacks.climbing import climb
 from trimtab.attacks.guard import fast, guard
 from trimtab.attacks.losses import ce_targeted
-from trimtab.attacks.pgd import climb
 from trimtab.data import Batch, Images
 from trimtab.types import L2, BadInput, Budget
 

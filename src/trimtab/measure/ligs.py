@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from trimtab import draws
 from trimtab.attacks import FGSM, PGD, Linf
 from trimtab.attacks.base import Attack, check_images, ready, wrong
+from trimtab.attacks.climbing import gradient
 from trimtab.attacks.guard import bare, guard, refuse_stream
-from trimtab.attacks.pgd import gradient
 from trimtab.norm.moments import widest
 from trimtab.types import BadInput, number
 
