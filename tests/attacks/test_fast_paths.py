@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab import norm
-from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, couples_batch, pgd
+from trimtab import models, norm
+from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, climbing, couples_batch
 from trimtab.attacks.guard import fast, guard
 from trimtab.attacks.losses import loss_named
 
@@ -40,6 +40,16 @@ def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypat
     quick = PGD(EPS)(model, x, y)
     monkeypatch.setattr(base, "fast", lambda net, *_, **__: net)
     assert ((quick - PGD(EPS)(model, x, y)).abs().flatten(1).amax(1) < 1e-9).double().mean() > 0.98
+
+
+def test_a_network_that_resizes_its_images_first_is_attacked_as_it_is(monkeypatch):
+    torch.manual_seed(0)
+    inner = models.build("resnet8", classes=4, width=4).eval()
+    model = nn.Sequential(nn.Upsample(scale_factor=2), inner).double()
+    x, y = torch.rand(6, 3, 8, 8, dtype=torch.float64), torch.arange(6) % 4
+    quick = PGD(EPS, steps=3)(model, x, y)
+    monkeypatch.setattr(base, "fast", lambda net, *_, **__: net)
+    torch.testing.assert_close(quick, PGD(EPS, steps=3)(model, x, y), atol=1e-9, rtol=0)
 
 
 WAYS = [
@@ -98,7 +108,7 @@ def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
         lambda _, given: (passes if given[0].requires_grad else looks).append(len(given[0]))
     )
     victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False)
-    found = pgd.pursue(victim, x.clone(), y, loss_named(loss, False), Linf(0.1), steps=20, step=0.003)
+    found = climbing.pursue(victim, x.clone(), y, loss_named(loss, False), Linf(0.1), steps=20, step=0.003)
     assert 0 < int(found.broken.sum()) < len(x)
     assert bool((found.broken_at != 0).all())
     assert sum(passes) == int(torch.where(found.broken, found.broken_at, 20).sum())
@@ -114,7 +124,7 @@ def test_images_take_turns_so_that_the_working_batch_is_full_to_the_end(monkeypa
     monkeypatch.setattr(base, "SLICE", 16)
     victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False, judged=False)
     passes.clear()
-    found = pgd.pursue(victim, x.clone(), y, loss_named("ce", False), Linf(1e-9), steps=20, step=1e-9)
+    found = climbing.pursue(victim, x.clone(), y, loss_named("ce", False), Linf(1e-9), steps=20, step=1e-9)
     assert not bool(found.broken.any())  # so that everyone takes every step
     assert passes == [16] * (40 * 20 // 16)
 

@@ -28,7 +28,7 @@ from trimtab.attacks import (
     guard,
     is_flat,
 )
-from trimtab.attacks.geometry import unit
+from trimtab.attacks.geometry import direction, unit
 from trimtab.types import BadInput
 
 
@@ -61,6 +61,21 @@ def test_confident_models_are_attacked_as_well_as_hesitant_ones():
 def test_a_unit_vector_survives_what_squares_to_zero():
     tiny = torch.tensor([[3e-30, 4e-30], [0.0, 0.0]])
     torch.testing.assert_close(unit(tiny), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("budget", [Linf(0.1), L2(0.1)], ids=str)
+def test_what_is_no_number_has_no_direction_and_an_infinite_slope_has_one(budget):
+    grad = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0]] * 17).flatten()[None]
+    way = direction(grad, budget)
+    assert bool((way[grad.isnan() | (grad == 0)] == 0).all())
+    assert torch.equal(way.sign(), grad.nan_to_num().sign())
+
+
+def test_logits_without_bounds_are_attacked_in_silence():
+    model, x = Scaled(3e38), inner_images()  # differences of its logits are infinite
+    y = (Scaled(1.0)(x)[:, 1] > 0).long()
+    found = PGD(Linf(0.01), steps=3, score="any").outcome(model, x, y)
+    assert bool(found.x.isfinite().all())
 
 
 @pytest.mark.parametrize("attack", [PGD(L2(1e-6), steps=3), APGD(Linf(1e-6), steps=3)], ids=str)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trimtab import adapt, norm
 from trimtab.layout import channels_last, lay_out_gradients
-from trimtab.models.pixels import Normalise
+from trimtab.models.pixels import Pixels
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -95,10 +95,8 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None, tried: bool = 
     it is not `tried` here, whoever takes it must try it.
     """
     folded = norm.fold(bare(model), x[:PROBE] if tried else None, said)
-    own = set(folded.modules()).difference(model.modules())
-    for part in own if x.dim() == 4 else ():
-        if type(part) is Normalise:
-            part.spread(*x.shape[2:])
+    if type(folded) is Pixels and x.dim() == 4:  # one inside another network may be given other sizes
+        folded.normalise.spread(*x.shape[2:])
     return channels_last(lay_out_gradients(folded, model))
 
 
