@@ -32,6 +32,17 @@ def test_seed_id_and_draw_each_change_the_numbers() -> None:
         assert not torch.equal(draws.normal(LIKE[:1], seed, [id], draw), one)
 
 
+def test_ids_of_any_size_and_sign_have_keys_of_their_own_whatever_stands_beside_them() -> None:
+    ids = [2**63 + 12345, 2**63 + 12346, 1, -1, 2**64 + 7]
+    drawn = draws.uniform(LIKE[: len(ids)], 1, ids, 2)
+    for row, id in zip(drawn, ids, strict=True):
+        own = torch.Generator().manual_seed(draws.key(1, id, 2))
+        assert torch.equal(row, torch.rand(row.shape, generator=own))
+    scalars = draws.scalars(1, ids, 2)
+    assert len(set(scalars.tolist())) == len(ids)
+    assert [float(draws.scalars(1, [id], 2)) for id in ids] == scalars.tolist()
+
+
 def test_seeds_and_ids_may_be_numpys_but_not_fractions() -> None:
     assert draws.key(np.int64(-3), np.int32(5)) == draws.key(-3, 5)
     with pytest.raises(BadInput, match="whole numbers"):

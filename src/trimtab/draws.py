@@ -1,8 +1,8 @@
 """Randomness as a function of (seed, id, draw), never of the batch.
 
 The same image gets the same start, noise and corruption whatever the batch size, the order, the
-device or the number of processes. Numbers are drawn on the CPU, one generator per image, and then
-moved: the same on every device.
+device or the number of processes. Numbers are drawn on the CPU, by a generator that is seeded anew for each
+image, and then moved: the same on every device.
 """
 
 from __future__ import annotations
@@ -100,4 +100,6 @@ def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> 
 
 def _keys(seed: int, ids: Sequence[int] | Tensor, draw: int) -> Any:
     """key(seed, id, draw) of every image, as an array."""
-    return key(seed, np.asarray(ids).astype(np.uint64), draw)  # type: ignore[arg-type]  # mixes arrays too
+    whole = ids.tolist() if isinstance(ids, Tensor) else ids
+    wrapped = np.array([int(i) & _MASK for i in whole], dtype=np.uint64)  # which NumPy may make floats of
+    return key(seed, wrapped, draw)  # type: ignore[arg-type]  # mixes arrays too
