@@ -73,14 +73,14 @@ def _by_the_book(kind: type) -> bool:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value) in _HOLDERS and not value:  # most of what modules hold
+        return memo.setdefault(id(value), type(value)())
     if isinstance(value, _AS_IS):
         return value
     if isinstance(value, torch.Tensor) and not value.is_leaf:  # kept from a pass: deepcopy refuses it
         return memo.setdefault(id(value), value.detach().clone())
     if type(value) is tuple:
         return tuple(_copied(one, memo) for one in value)
-    if type(value) in _HOLDERS and not value:
-        return memo.setdefault(id(value), type(value)())
     if type(value) in (dict, OrderedDict) and id(value) not in memo:
         kept = memo[id(value)] = type(value)()
         kept.update((copy.deepcopy(name, memo), _copied(one, memo)) for name, one in value.items())

@@ -38,11 +38,11 @@ def lay_out_gradients(copied: nn.Module, original: nn.Module) -> nn.Module:
 
 @contextmanager
 def gradients_laid_out(net: nn.Module) -> Iterator[None]:
-    """As `lay_out_gradients`, of a network itself, for as long as the block lasts."""
+    """As `lay_out_gradients`, of the network itself until the block ends; copies made inside stay so."""
     pools = [module for module in net.modules() if _is_global_mean(module)]
-    for pool in pools:
-        pool.__class__ = GlobalMean
     try:
+        for pool in pools:
+            pool.__class__ = GlobalMean
         yield
     finally:
         for pool in pools:
