@@ -72,8 +72,14 @@ def test_what_is_no_number_has_no_direction_and_an_infinite_slope_has_one(budget
 
 
 def test_logits_without_bounds_are_attacked_in_silence():
-    model, x = Scaled(3e38), inner_images()  # differences of its logits are infinite
-    y = (Scaled(1.0)(x)[:, 1] > 0).long()
+    class Infinite(Scaled):
+        def forward(self, x):
+            z = super().forward(x).abs().sum(1)  # too large for its format
+            return torch.stack([z, 2 * z, -z], 1)
+
+    model, x = Infinite(1e44), inner_images()
+    y = torch.zeros(len(x), dtype=torch.long)
+    assert bool(model(x)[:, :2].isposinf().all())
     found = PGD(Linf(0.01), steps=3, score="any").outcome(model, x, y)
     assert bool(found.x.isfinite().all())
 
