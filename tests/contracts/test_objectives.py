@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trimtab import draws, models, norm, train
 from trimtab.data.loader import Loader
+from trimtab.types import BadInput
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -72,6 +73,12 @@ def test_it_leaves_modes_kinds_and_settings_as_they_were(name: str) -> None:
         [layer.setting for layer in norm.layers(model).values()],
     )
     assert frozen == [p.requires_grad for p in model.parameters()]
+
+
+def test_apart_asks_for_batch_statistics() -> None:
+    x, y, ids = batch()
+    with pytest.raises(BadInput, match="eval mode"):
+        train.Apart()(tiny().eval(), x, y, ids=ids)
 
 
 @every_objective

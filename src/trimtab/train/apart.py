@@ -98,6 +98,8 @@ class Apart(Objective):
     def run(self, step: Step) -> Parts:
         if not norm.layers(step.model):
             raise BadInput("APART perturbs batch-norm statistics, and this model has no batch-norm layer")
+        if not any(layer.source_now() == "batch" for layer in norm.layers(step.model).values()):
+            raise BadInput("APART perturbs batch statistics, and this model is in eval mode: model.train()")
         m = len(step.x) * world_size()
         n = self.images(m)
         observed: list[norm.Seen] = []

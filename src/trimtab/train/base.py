@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import attacks, draws, norm
+from trimtab.attacks.base import check_classes
 from trimtab.layout import gradients_laid_out
 from trimtab.norm.steering import innermost
 from trimtab.types import BadInput
@@ -107,7 +108,10 @@ class Objective:
         seed: int = 0,
         ids: Tensor | Sequence[int] | None = None,
     ) -> Parts:
-        """Add this objective's gradient to `.grad` and return its losses."""
+        """Add this objective's gradient to `.grad` and return its losses.
+
+        All that is random in it is a function of `seed` and `ids`: give every step another seed.
+        """
         if len(x) != len(y) or len(x) == 0:
             raise BadInput(
                 f"{len(x)} images came with {len(y)} labels; give at least one image, each with one label"
@@ -130,6 +134,8 @@ def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise BadInput(f"the model must return logits of shape (N, classes), found {found}")
+    if not y.is_floating_point() and y.device.type == "cpu":  # elsewhere a look would hold the pass up
+        check_classes(y, logits.shape[1])
     return F.cross_entropy(logits, y, label_smoothing=smoothing)
 
 
