@@ -55,6 +55,27 @@ def test_help_teaches_without_loading_torch():
     assert "goes on where it was" in " ".join(done.stdout.split())
 
 
+def test_an_override_without_a_value_is_told(capsys):
+    for words in (["--optimiser.nesterov", "--out", "run"], ["--optimiser.nesterov"]):
+        code, _, err = say(capsys, "train", "smoke", *words)
+        assert code == 2
+        assert err == "trimtab: --optimiser.nesterov takes a value, as in --optimiser.nesterov VALUE\n"
+
+
+def test_a_network_with_too_few_outputs_is_told_before_it_trains_and_leaves_its_folder_free(
+    capsys, tmp_path, monkeypatch
+):
+    code = "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 5))"
+    (tmp_path / "five.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        code, _, err = say(
+            capsys, "train", "smoke", "--model", "py:five:net", "--data.name", "sample", "--out", "run"
+        )
+        assert code == 2
+        assert "labels must lie in 0..4" in err
+
+
 def test_audit_lists_layers_and_advises_on_planted_trouble(capsys, tmp_path):
     model = models.build("resnet8", classes=10, width=4)
     with torch.no_grad():

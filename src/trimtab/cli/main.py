@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trimtab {trimtab.__version__}")
         return 0
     overrides: list[str] = []
-    if given[:1] == ["train"]:
-        given, overrides = Train.split(given)
     try:
+        if given[:1] == ["train"]:
+            given, overrides = Train.split(given)
         command = understood(Command, given or ["--help"], ABOUT)
         if isinstance(command, Train):
             command = command.with_overrides(overrides)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from trimtab.cli.options import Json, Place, speaks
+from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,13 @@ class Train:
                 own.append(word)
                 if word in ("--resume", "--out", "--devices"):
                     own += [value for value in [next(words, None)] if value is not None]
+            elif "=" in word:
+                rest.append(word)
             else:
-                rest += [word] if "=" in word else [word, next(words, "")]
+                value = next(words, "--")
+                if value.startswith("--"):
+                    raise BadInput(f"{word} takes a value, as in {word} VALUE")
+                rest += [word, value]
         return own, rest
 
     def with_overrides(self, words: Sequence[str]) -> Train:
@@ -64,7 +70,6 @@ class Train:
     def run(self) -> int:
         from trimtab import train
         from trimtab.cli import show
-        from trimtab.types import BadInput
 
         if self.recipes:
             about = {name: train.read_recipe(name).about for name in train.shipped()}
@@ -106,7 +111,6 @@ class Train:
 
     def _refuse_changes(self) -> None:
         """A run goes on as its own folder says; only --devices and --json may differ."""
-        from trimtab.types import BadInput
 
         asked = {"a recipe": self.recipe, "--out": self.out, "--plan": self.plan}
         vain = [name for name, value in asked.items() if value] + [f"--{key}" for key in self.overrides]
@@ -118,7 +122,6 @@ class Train:
 
     def _engine(self) -> Any:
         from trimtab import train
-        from trimtab.types import BadInput
 
         if self.devices == "auto":
             return train.Engine()
