@@ -184,6 +184,20 @@ def test_images_for_another_network_or_class_by_class_raise_a_flag() -> None:
     assert flags(model, images.subset(images.labels.argsort())) == {"order"}
 
 
+def test_images_of_one_of_two_classes_raise_a_flag() -> None:
+    class Brightness(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            z = x.mean((1, 2, 3)) - 0.5
+            return torch.stack([-z, z], 1)
+
+    x = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    half = torch.arange(64) // 32
+    by_class, mixed = (from_arrays(x, labels) for labels in (half, half[torch.arange(64) % 2 * 32]))
+    for images, shown in ((by_class, {"order"}), (mixed, set())):
+        first = images.subset(slice(0, 32))
+        assert {flag.name for flag in trust.examine(Brightness(), first, ())} & {"order"} == shown
+
+
 @pytest.mark.parametrize("eps", [0.0, 8 / 255], ids=["standard", "adversarially trained"])
 def test_a_sound_model_raises_no_flag(eps: float, store: Store) -> None:
     card = run(trained(eps), sample(), store=store, limit=512)

@@ -171,7 +171,7 @@ def other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]
         saw = f"the model tells {outputs} classes apart, the images have {classes}"
         yield Flag("classes", saw, "see that label k of the images is the model's class k")
     shown = len(batch.y.unique())
-    if shown < min(classes, len(batch.y)) / 4:
+    if shown < min(classes, len(batch.y)) / 4 or (shown == 1 < classes and len(batch.y) >= 16):
         saw = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
         advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
         yield Flag("order", saw, advice)
@@ -204,7 +204,8 @@ def health_flags(columns: Columns) -> Iterator[Flag]:
         yield Flag(
             "stochastic",
             f"two passes over the same images differ by {unsteady:.1%} of the largest logit",
-            "turn off what draws at random in eval mode (drop-out), or attack its expectation (attacks.EOT)",
+            "turn off what draws at random in eval mode (drop-out), or attack its expectation: "
+            "attacks.EOT(attack, [model] * 10)",
         )
     if beside > max(1e-3, 2 * unsteady):
         differ = f"differ by {beside:.1%} of the largest logit" if beside < math.inf else "are not all taken"
