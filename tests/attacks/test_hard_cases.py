@@ -71,6 +71,19 @@ def test_what_is_no_number_has_no_direction_and_an_infinite_slope_has_one(budget
     assert torch.equal(way.sign(), grad.nan_to_num().sign())
 
 
+IMPOSSIBLE = {
+    "apgd": lambda: APGD(steps=10.5),
+    "square": lambda: Square(queries=10.5),
+    "eot": lambda: EOT(APGD()),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_attacks_that_cannot_be_are_refused_when_they_are_made(name):
+    with pytest.raises(BadInput, match=r"whole number|an untargeted PGD"):
+        IMPOSSIBLE[name]()
+
+
 def test_logits_without_bounds_are_attacked_in_silence():
     class Infinite(Scaled):
         def forward(self, x):

@@ -24,7 +24,7 @@ from trimtab.attacks.base import Attack, Outcome, Victim, unusual, wrong
 from trimtab.attacks.climbing import gradient
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, loss_named
-from trimtab.types import BadInput, Budget, Linf
+from trimtab.types import BadInput, Budget, Linf, whole
 
 _ALPHA, _RHO = 0.75, 0.75
 
@@ -220,5 +220,5 @@ def _checkpoints(steps: int) -> dict[int, int]:
 
 def _at_least_one(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
+        if whole(count, name) < 1:
             raise BadInput(f"Auto-PGD needs at least one of its {name}, found {name}={count}")

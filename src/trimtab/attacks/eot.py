@@ -42,9 +42,9 @@ class EOT(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", float(self.rho))
-        if self.attack.loss != "ce" or self.attack.targeted:
+        if not isinstance(self.attack, PGD) or self.attack.loss != "ce" or self.attack.targeted:
             raise BadInput(
-                "EOT climbs the cross-entropy of the mean probability; give an untargeted ce attack"
+                "EOT climbs the cross-entropy of the mean probability; give an untargeted PGD with loss ce"
             )
         if self.classifiers < 1:
             raise BadInput(f"EOT needs at least one classifier, found {self.classifiers}")

@@ -21,7 +21,7 @@ from trimtab.attacks.apgd import standing
 from trimtab.attacks.base import Attack, Outcome, Victim, unusual
 from trimtab.attacks.geometry import norms, project
 from trimtab.attacks.losses import cw
-from trimtab.types import BadInput, Budget, Linf
+from trimtab.types import BadInput, Budget, Linf, whole
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries
 
@@ -38,7 +38,7 @@ class Square(Attack):
     by_gradients = False
 
     def __post_init__(self) -> None:
-        if self.queries < 1 or not 0 < self.share <= 1:
+        if whole(self.queries, "queries") < 1 or not 0 < self.share <= 1:
             raise BadInput(
                 f"Square needs queries >= 1 and 0 < share <= 1, found {self.queries}, {self.share}"
             )
