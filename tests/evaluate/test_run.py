@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -613,6 +613,50 @@ def test_an_attack_of_yours_may_have_any_budget(store: Store) -> None:
     card = run(trained(), sample(), [OwnBudget()], store=store, limit=16)
     assert card.rows[0].n == 16
     assert run(trained(), sample(), [FGSM(Linf(0))], store=store, limit=16).rows[0].n == 16
+
+
+@dataclass(frozen=True)
+class Batchwise:
+    """An attack of the user's own that draws its numbers for a batch as a whole."""
+
+    version: ClassVar[int] = 1
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        return (x + 0.5 * (noise - 0.5)).clamp(0, 1)
+
+
+def test_an_attack_of_yours_depends_on_the_batch_and_so_does_its_key(store: Store) -> None:
+    shown = sample("test").subset(slice(0, 32))
+    small, large, again = (
+        run(trained(), shown, [Batchwise()], store, chunk=chunk, batch_size=size, examine=False)
+        for chunk, size in ((8, 32), (32, 32), (32, 8))
+    )
+    assert small.rows[0].key != large.rows[0].key
+    assert large.rows == again.rows
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"states": ["running"]}, "norm state"),
+        ({"linf": "8/255"}, "budget"),
+        ({"limit": 2.5}, "whole number"),
+        ({"chunk": "5"}, "whole number"),
+    ],
+    ids=str,
+)
+def test_what_is_no_state_budget_or_count_is_told_in_a_sentence(
+    given: dict[str, Any], told: str, store: Store
+) -> None:
+    with pytest.raises(BadInput, match=told):
+        run(trained(), sample(), store=store, **given)
+
+
+def test_one_attack_and_one_state_need_no_list(store: Store) -> None:
+    shown = sample("test").subset(slice(0, 8))
+    (row,) = run(trained(), shown, PGD(steps=1), store, states=Running(), examine=False).rows  # type: ignore[arg-type]
+    assert row.n == 8
 
 
 def test_an_attack_of_ones_own_list_does_not_vanish(store: Store) -> None:

@@ -173,7 +173,8 @@ class Attacked(Condition):
 
     @property
     def whole(self) -> bool:  # type: ignore[override]
-        return bool(getattr(self.attack, "joint", False))
+        """An attack of yours may draw its random numbers for a batch as a whole."""
+        return self.attack.joint if isinstance(self.attack, attacks.Attack) else True
 
     @property
     def cost(self) -> float:

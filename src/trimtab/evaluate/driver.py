@@ -33,7 +33,7 @@ from trimtab.evaluate.suites import suite_of
 from trimtab.keys import describe
 from trimtab.measure.accuracy import Accuracy
 from trimtab.models import Pixels
-from trimtab.types import BadInput, Budget, InputSpec
+from trimtab.types import BadInput, Budget, InputSpec, whole
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -64,10 +64,10 @@ def run(
 ) -> Card:
     """Measure a suite on the first `limit` images, in every norm state and with every seed, and examine it.
 
-    `suite` is "quick", "standard" or "full" (with the budgets `linf` and `l2`), or a list of conditions and
-    attacks. `batch_size` is how many images go through the model at once, which does not change results;
-    `chunk` is how many are committed at once, and the batch where images influence each other. `keep_images`
-    stores adversarial images, too (see `rescore`).
+    `suite` is "quick", "standard", "full" (with the budgets `linf` and `l2`) or "corruptions", or a list of
+    conditions and attacks. `batch_size` is how many images go through the model at once, which changes no
+    result; `chunk` is how many are committed at once, and the batch where images influence each other.
+    `keep_images` stores adversarial images, too (see `rescore`).
 
     `processes` starts that many on this machine (model and data must then be picklable). In a program that is
     launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
@@ -81,9 +81,9 @@ def run(
         suite=suite if isinstance(suite, str) else "own",
         conditions=suite_of(suite, linf, l2),
         store=store if isinstance(store, Store) else Store(store or DEFAULT),
-        limit=limit,
+        limit=limit if limit is None else whole(limit, "limit"),
         seeds=_seeds(seed),
-        states=tuple(states),
+        states=(states,) if isinstance(states, NormState) else tuple(states),
         chunk=_positive("chunk", chunk),
         batch_size=_positive("batch_size", batch_size),
         keep_images=keep_images,
@@ -114,6 +114,11 @@ class _Plan:
     command: str | None
 
     def __post_init__(self) -> None:
+        for one in self.states:
+            if not isinstance(one, NormState):
+                raise BadInput(
+                    f"a norm state is evaluate.Running(), evaluate.Branch(name) ..., found {one!r}"
+                )
         if not self.states:
             raise BadInput("an evaluation needs at least one norm state, such as running; found none")
         if not self.seeds:
@@ -357,7 +362,7 @@ def _first_line(problem: BaseException) -> str:
 
 
 def _positive(name: str, value: int) -> int:
-    if value < 1:
+    if whole(value, name) < 1:
         raise BadInput(f"{name} must be 1 or more, found {value}")
     return value
 

@@ -72,6 +72,11 @@ def suite_of(
     given: str | Iterable[Any], linf: Budget | None = None, l2: Budget | None = None
 ) -> list[Condition]:
     """A suite by its name and budgets (8/255 and 0.5 unless given), or conditions and attacks as listed."""
+    for budget in (linf, l2):
+        if budget is not None and not isinstance(budget, Budget):
+            raise BadInput(f"a budget is attacks.Linf(eps) or attacks.L2(eps), found {budget!r}")
+    if not isinstance(given, str | Iterable):
+        given = [given]
     if not isinstance(given, str):
         listed = [as_condition(one) for one in given]
         if not listed:
