@@ -8,10 +8,12 @@ Cost      per image that stands to the end: (1 + targets) * steps gradients and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 from trimtab.attacks.apgd import APGD, TargetedAPGD, standing
 from trimtab.attacks.base import Attack, Outcome, Victim, unusual
+from trimtab.attacks.climbing import at_the_standing
 from trimtab.attacks.square import Square
 from trimtab.types import Budget, Linf
 
@@ -43,7 +45,7 @@ class AutoAttack(Attack):
     def run(self, victim: Victim) -> Outcome:
         found = standing(victim)
         for attack in self.parts():
-            found = _next(victim, found, attack)
+            found = at_the_standing(victim, found, partial(_attacked, attack))
         return found
 
     def parts(self) -> tuple[Attack, ...]:
@@ -55,13 +57,5 @@ class AutoAttack(Attack):
         )
 
 
-def _next(victim: Victim, before: Outcome, attack: Attack) -> Outcome:
-    """Run one more attack on the images that still stand."""
-    rows = (~before.broken).nonzero().squeeze(1)
-    if len(rows) == 0:
-        return before
-    ids = [victim.ids[i] for i in rows.tolist()]
-    found = attack.run(replace(victim, x=victim.x[rows], y=victim.y[rows], ids=ids))
-    x, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
-    x[rows], broken[rows], broken_at[rows] = found.x, found.broken, found.broken_at
-    return Outcome(x, broken, broken_at)
+def _attacked(attack: Attack, victim: Victim, before: Outcome) -> Outcome:
+    return attack.run(victim)

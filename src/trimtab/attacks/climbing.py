@@ -5,7 +5,8 @@ x <- P(x + a * direction(grad loss(x))),    P the projection to the ball and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -105,6 +106,19 @@ def pursue(
         climbers = np.concatenate([climbers, now[~doubtful & ~ended]])
     found = torch.as_tensor(broken_at, device=x.device)
     return Outcome(x, found >= 0, found)
+
+
+def at_the_standing(victim: Victim, before: Outcome, again: Callable[[Victim, Outcome], Outcome]) -> Outcome:
+    """One more try at the images that still stand; the others keep what they have."""
+    rows = (~before.broken).nonzero()[:, 0]
+    if len(rows) == 0:
+        return before
+    ids = [victim.ids[i] for i in rows.tolist()]
+    rest = replace(victim, x=victim.x[rows], y=victim.y[rows], ids=ids)
+    found = again(rest, Outcome(before.x[rows], before.broken[rows], before.broken_at[rows]))
+    x, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
+    x[rows], broken[rows], broken_at[rows] = found.x, found.broken, found.broken_at
+    return Outcome(x, broken, broken_at)
 
 
 def foreseen(z: Array, slope: Array, gain: Array, y: Array, goal: Array) -> Array:

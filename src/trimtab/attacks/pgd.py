@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trimtab import draws
 from trimtab.attacks.base import PRECISIONS, SCORES, Attack, Outcome, Victim, unusual
-from trimtab.attacks.climbing import climb, pursue
+from trimtab.attacks.climbing import at_the_standing, climb, pursue
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.losses import cw, loss_named, other_class
 from trimtab.types import BadInput, Budget, Linf, number, pretty, whole
@@ -107,24 +108,13 @@ class PGD(Attack):
             victim = replace(victim, judged=True)  # to choose among them
         best = self._one_try(victim, 0, marks)
         for restart in range(1, self.restarts):
-            if self.score == "any" and not victim.coupled:
-                best = self._next_try(victim, best, restart)
-            else:
-                best = _worse_of(victim, best, self._one_try(victim, restart, ()))
+            again = partial(self._one_more_try, restart)
+            leave = self.score == "any" and not victim.coupled
+            best = at_the_standing(victim, best, again) if leave else again(victim, best)
         return best
 
-    def _next_try(self, victim: Victim, best: Outcome, restart: int) -> Outcome:
-        """Another try at the images that still stand."""
-        stand = (~best.broken).nonzero()[:, 0]
-        if len(stand) == 0:
-            return best
-        ids = [victim.ids[i] for i in stand.tolist()]
-        rest = replace(victim, x=victim.x[stand], y=victim.y[stand], ids=ids)
-        before = Outcome(best.x[stand], best.broken[stand], best.broken_at[stand])
-        found = _worse_of(rest, before, self._one_try(rest, restart, ()))
-        x, broken, at = best.x.clone(), best.broken.clone(), best.broken_at.clone()
-        x[stand], broken[stand], at[stand] = found.x, found.broken, found.broken_at
-        return Outcome(x, broken, at)
+    def _one_more_try(self, restart: int, victim: Victim, best: Outcome) -> Outcome:
+        return _worse_of(victim, best, self._one_try(victim, restart, ()))
 
     def _one_try(self, victim: Victim, restart: int, marks: Sequence[int]) -> Outcome:
         start = self._start(victim, restart)
