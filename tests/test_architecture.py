@@ -16,7 +16,7 @@ ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types", "copies"],
     ["draws", "cores", "keys", "layout", "placed"],
-    ["norm"],
+    ["norm", "straight"],
     ["models", "data"],
     ["adapt"],
     ["attacks"],

@@ -49,6 +49,13 @@ def gradients_laid_out(net: nn.Module) -> Iterator[None]:
             pool.__class__ = nn.AdaptiveAvgPool2d
 
 
+class LaidOut(torch.autograd.Function):
+    """Of a feature and constants, with a gradient for the feature that is fresh and laid out as it is.
+
+    Whoever runs operations without autograd finds it as the attribute `function` of what is called.
+    """
+
+
 class GlobalMean(nn.AdaptiveAvgPool2d):
     """`nn.AdaptiveAvgPool2d(1)`, equal to the bit."""
 
@@ -66,7 +73,7 @@ def global_mean(x: Tensor) -> Tensor:
     return mean
 
 
-class _GlobalMean(torch.autograd.Function):
+class _GlobalMean(LaidOut):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
@@ -78,6 +85,9 @@ class _GlobalMean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         *_, height, width = ctx.shape
         return (grad / (height * width)).expand(ctx.shape).clone(memory_format=ctx.form)
+
+
+GlobalMean.function = global_mean.function = _GlobalMean  # type: ignore[attr-defined]
 
 
 def _is_global_mean(module: nn.Module) -> bool:

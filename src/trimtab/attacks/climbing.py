@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from trimtab.attacks.base import Outcome, Victim, wrong
 from trimtab.attacks.geometry import direction, project
-from trimtab.attacks.losses import Loss
+from trimtab.attacks.losses import Loss, slope
+from trimtab.straight import pulled
 from trimtab.types import Budget
 
 Array = np.ndarray
@@ -84,7 +85,7 @@ def pursue(
         now, climbers = climbers[:many], climbers[many:]
         at = torch.as_tensor(now, device=x.device)
         before = x[at]
-        z, slope, grad = ascent(victim.net, before, goal[at], loss)
+        z, steep, grad = ascent(victim.net, before, goal[at], loss)
         after = project(before.add(direction(grad, budget), alpha=step), victim.x[at], budget)
         gain = ((after - before) * grad).sum(tuple(range(1, x.dim())))
         fallen = _on_host(wrong(z, victim.y[at])) & ~stands[now]
@@ -92,7 +93,7 @@ def pursue(
             suspects = np.concatenate([suspects, now[fallen]])
         else:
             broken_at[now[fallen]] = t[now[fallen]]
-        falls = foreseen(_on_host(z), _on_host(slope), _on_host(gain), y[now], target[now])
+        falls = foreseen(_on_host(z), _on_host(steep), _on_host(gain), y[now], target[now])
         if fallen.any():
             stay = ~fallen
             now, falls, kept = now[stay], falls[stay], torch.as_tensor(stay, device=x.device)
@@ -150,12 +151,9 @@ def misclassified(victim: Victim, x: Tensor, y: Tensor, likely: Tensor) -> Tenso
 
 def ascent(net: nn.Module, x: Tensor, goal: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
     """What the network says of x, the loss's gradient for what it says, and that for x."""
-    with torch.enable_grad():
-        at = x.detach().requires_grad_(True)
-        z = net(at)
-        slope = gradient(loss(z, goal).sum(), z)
-        grad = gradient(z, at, slope)
-    return z.detach(), slope, grad
+    z, back = pulled(net, x)
+    steep = slope(loss, z, goal)
+    return z, steep, back(steep)
 
 
 def gradient(value: Tensor, x: Tensor, along: Tensor | None = None) -> Tensor:

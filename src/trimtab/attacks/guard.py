@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trimtab import adapt, norm
 from trimtab.layout import channels_last, lay_out_gradients
 from trimtab.models.pixels import Pixels
+from trimtab.straight import straightened
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -89,15 +90,16 @@ def refuse_stream(model: nn.Module) -> None:
 
 
 def fast(model: nn.Module, x: Tensor, said: Tensor | None = None, tried: bool = True) -> nn.Module:
-    """The quickest equivalent of a guarded model on images like x: norms folded, channels last (`layout`).
+    """The quickest equivalent of a guarded model on images like x: norms folded, channels last, `straight`.
 
     The folding is tried on the first of them; what the model has `said` of these need not be asked again. If
     it is not `tried` here, whoever takes it must try it.
     """
-    folded = norm.fold(bare(model), x[:PROBE] if tried else None, said)
+    folded, trace = norm.folded(bare(model), x[:PROBE] if tried else None, said)
     if type(folded) is Pixels and x.dim() == 4:  # one inside another network may be given other sizes
         folded.normalise.spread(*x.shape[2:])
-    return channels_last(lay_out_gradients(folded, model))
+    net = channels_last(lay_out_gradients(folded, model))
+    return straightened(net, trace, x[:2])
 
 
 def says_coupled(model: nn.Module) -> bool:

@@ -59,6 +59,18 @@ LOSSES: dict[tuple[str, bool], Loss] = {
 }
 
 
+def slope(loss: Loss, z: Tensor, goal: Tensor) -> Tensor:
+    """The gradient of the loss's sum for the logits."""
+    if loss is ce and z.dtype in (torch.float32, torch.float64):  # not through autograd, and equal to the bit
+        away = torch.zeros_like(z).scatter_(1, goal[:, None], -1.0)
+        found: Tensor = torch.ops.aten._log_softmax_backward_data(away, z.log_softmax(1), 1, z.dtype)
+        return found
+    with torch.enable_grad():
+        at = z.detach().requires_grad_(True)
+        value = loss(at, goal).sum()
+    return torch.autograd.grad(value, at)[0] if value.requires_grad else torch.zeros_like(z)
+
+
 def loss_named(name: str, targeted: bool) -> Loss:
     if (name, targeted) not in LOSSES:
         known = ", ".join(sorted(n for n, t in LOSSES if t == targeted))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from trimtab.layout import LaidOut
 from trimtab.models.style import Style, chain, fixup_init, he_init, stack
 from trimtab.types import BadInput
 
@@ -195,7 +196,7 @@ def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
     return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, extra // 2, extra - extra // 2))
 
 
-class _Thinned(torch.autograd.Function):
+class _Thinned(LaidOut):
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: int, extra: int) -> Tensor:
         last = x.is_contiguous(memory_format=torch.channels_last)
@@ -209,3 +210,6 @@ class _Thinned(torch.autograd.Function):
         whole = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form).zero_()
         whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
         return whole, None, None
+
+
+thinned.function = _Thinned  # type: ignore[attr-defined]

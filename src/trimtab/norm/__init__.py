@@ -16,7 +16,7 @@ audit         what is wrong, and what to do about it
 """
 
 from trimtab.norm.audit import Audit, audit
-from trimtab.norm.fold import fold, is_fixed
+from trimtab.norm.fold import fold, folded, is_fixed
 from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
 from trimtab.norm.moments import blend, perturb, robust_moments
@@ -44,9 +44,9 @@ from trimtab.norm.surgery import add_branch, in_force, plan, rebuild, release, s
 
 __all__ = [
     "KINDS", "Audit", "Branch", "Moments", "Route", "Seen", "Setting", "Shift", "Snapshot", "Steered",
-    "add_branch", "adopt", "affine_parameters", "audit", "blend", "branches", "copied", "fold", "freeze",
-    "images_for", "in_force", "is_fixed", "layers", "learners", "make", "observe", "perturb", "plan",
-    "rebuild", "recalibrate", "release", "restore", "robust_moments", "running", "settled", "shift_gradients",
-    "snapshot", "start_statistics", "statistics", "steer", "steerable", "swap", "synchronise", "thaw",
-    "unobserved", "use", "zero_shifts",
+    "add_branch", "adopt", "affine_parameters", "audit", "blend", "branches", "copied", "fold", "folded",
+    "freeze", "images_for", "in_force", "is_fixed", "layers", "learners", "make", "observe", "perturb",
+    "plan", "rebuild", "recalibrate", "release", "restore", "robust_moments", "running", "settled",
+    "shift_gradients", "snapshot", "start_statistics", "statistics", "steer", "steerable", "swap",
+    "synchronise", "thaw", "unobserved", "use", "zero_shifts",
 ]  # fmt: skip

@@ -36,13 +36,20 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
     against the model, and given unfolded should they differ beyond rounding; if the model's answer to it
     is known already, give it as `wanted`.
     """
+    return folded(model, example, wanted)[0]
+
+
+def folded(
+    model: nn.Module, example: Tensor | None = None, wanted: Tensor | None = None
+) -> tuple[nn.Module, fx.Graph | None]:
+    """As `fold`, and the trace of the copy, if it could be traced and was not given unfolded."""
     copied = _frozen_copy(model)
     tracer = _Tracer(copied)
     graph = tracer.attempt(copied)
     modules = dict(copied.named_modules())
     pairs = foldable(tracer, graph, modules) if graph else []
     if graph is None or not pairs:
-        return copied
+        return copied, graph
     if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
         wanted = _logits(copied, example)  # before anything is changed
     if all(map(unhooked, modules.values())):  # a hook may keep what it is shown
@@ -51,8 +58,8 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
     for conv_name, norm_name in pairs:
         _merge(copied, conv_name, norm_name)
     if example is None or wanted is None or _agree(copied, example, wanted):
-        return copied
-    return _frozen_copy(model)
+        return copied, graph
+    return _frozen_copy(model), None
 
 
 def is_fixed(model: nn.Module) -> bool:
