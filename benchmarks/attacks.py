@@ -102,7 +102,7 @@ def auto_pgd(fight: Fight) -> Iterator[Row]:
 
 
 def bare_passes(fight: Fight) -> Iterator[Row]:
-    at = (LAST, fight.images), (BARE, min(SLICE, fight.images))
+    at = (LAST, fight.images), (BARE, min(SLICE * fight.asked.threads, fight.images))
     what = f"PGD-{fight.steps}, {fight.kind} network, last iterate / its bare passes"
     ours, bare = (f"{name}, {size}" for name, size in at)
     yield compare("attacks", what, fight.between(*at), ours, bare, "<= 1.1")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import trimtab
 from benchmarks.race import Run
-from trimtab import data
+from trimtab import data, norm
 from trimtab.attacks import APGD, PGD, Linf
-from trimtab.attacks.guard import fast, guard
 from trimtab.cli.memory import keep_freed
+from trimtab.layout import channels_last
 from trimtab.measure.ligs import input_gradient
 
 EPS = 8 / 255
@@ -105,6 +105,5 @@ def _bare(model: nn.Module, steps: int, step: float) -> Work:
         for _ in range(steps):
             input_gradient(net, x, y)
 
-    with guard(model):
-        net = fast(model, images(1, quick=True)[0])
+    net = channels_last(norm.fold(model))
     return work

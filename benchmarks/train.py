@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from benchmarks.alone import alone
 from benchmarks.race import Asked, Row, Run, Times, compare, quartiles, race
-from trimtab import models, train
+from trimtab import models, norm, train
 from trimtab.attacks import PGD, Linf
 from trimtab.attacks.base import SLICE
-from trimtab.attacks.guard import fast, guard
 from trimtab.cli.memory import keep_freed
+from trimtab.layout import channels_last
 from trimtab.measure.ligs import input_gradient
 
 Build = Callable[[], nn.Module]
@@ -119,14 +119,13 @@ def plain_script(steps: int, eps: float, quick: bool) -> Run:
 
 def bare_adversarial(x: Tensor, y: Tensor, steps: int, build: Build) -> Run:
     """What PGD training cannot do without: input gradients of the folded network, and a step."""
-    model = build()
-    with guard(model):
-        net = fast(model, x)
+    net = channels_last(norm.fold(build()))
+    few = SLICE * torch.get_num_threads()
     step = bare([len(x)], x, y, build)
 
     def run() -> None:
         for _ in range(steps):
-            for part, labels in zip(x.split(SLICE), y.split(SLICE), strict=True):
+            for part, labels in zip(x.split(few), y.split(few), strict=True):
                 input_gradient(net, part, labels)
         step()
 

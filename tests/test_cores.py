@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trimtab import cores, norm
 from trimtab.attacks import APGD, CW, PGD, Attack, Linf, Square
+from trimtab.straight import Straight
 
 EPS = Linf("8/255")
 
@@ -90,6 +91,7 @@ def test_an_attack_on_two_threads_finds_what_it_finds_on_one(
     attack: Attack, batch: tuple[Tensor, Tensor]
 ) -> None:
     net = Keeping().double().eval()
+    torch.set_num_threads(2 * Straight.cores_each)
     two = attack.outcome(net, *batch, seed=5)
     torch.set_num_threads(1)
     one = attack.outcome(net, *batch, seed=5)
@@ -130,6 +132,16 @@ def test_networks_that_could_go_wrong_side_by_side_are_taken_one_after_the_other
     assert cores.workers_for(torch.compile(Keeping().eval(), backend="eager"), x) == 1  # type: ignore[arg-type]
     torch.set_num_threads(1)
     assert cores.workers_for(Keeping().eval(), x) == 1
+
+
+def test_networks_whose_passes_are_worth_more_than_one_core_get_fewer_threads() -> None:
+    net, x = Keeping().eval(), torch.rand(64, 3, 8, 8)
+    torch.set_num_threads(4)
+    assert cores.workers_for(net, x) == 4
+    net.cores_each = 2
+    assert cores.workers_for(net, x) == 2
+    torch.set_num_threads(2)
+    assert cores.workers_for(net, x) == 1
 
 
 def test_threads_compute_in_the_precision_in_force_and_leave_the_number_of_cores() -> None:

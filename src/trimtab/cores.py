@@ -40,7 +40,8 @@ def workers_for(net: nn.Module, x: Tensor) -> int:
     A network that draws random numbers, or counts what it sees, would do so in the order in which the threads
     happen to run, and what a hook or a compiled network does with two passes at a time is not known.
     """
-    workers = min(torch.get_num_threads(), MOST, len(x) // FEWEST)
+    each = getattr(net, "cores_each", 1)
+    workers = min(torch.get_num_threads() // each, MOST, len(x) // FEWEST)
     return workers if workers > 1 and x.device.type == "cpu" and _unhooked(net) and _pure(net, x[:2]) else 1
 
 

@@ -33,9 +33,9 @@ from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
 PRECISIONS = ("full", "bfloat16")
-SLICE = 48
-"""Images that a core works on at once: few, so that its cache holds their features; not fewer, since between
-any two operations threads may wait for Python's lock."""
+SLICE = 32
+"""Images for each core that work at once: few, so that its cache holds their features; not fewer, since cores
+wait for each other, or for Python's lock, between any two operations."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Victim:
     @property
     def at_once(self) -> int:
         """How many images to work on at a time: few on a CPU, whose caches then hold their features."""
-        return SLICE if self.x.device.type == "cpu" and not self.coupled else len(self.x)
+        few = self.x.device.type == "cpu" and not self.coupled
+        return SLICE * torch.get_num_threads() if few else len(self.x)
 
 
 class Attack:
@@ -178,7 +179,7 @@ def in_slices(run: Callable[[Victim], Outcome], victim: Victim, refills: bool) -
     if victim.x.device.type == "cpu":
         keep_features()
     n, workers = len(victim.x), workers_for(victim.net, victim.x)
-    many = workers if refills else workers * math.ceil(n / (victim.at_once * workers))
+    many = workers if refills else workers * math.ceil(n / victim.at_once)
     if many == 1:
         return run(victim)
     ends = [n * k // many for k in range(many + 1)]
@@ -217,7 +218,7 @@ class Rough(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.cores_each = net, getattr(net, "cores_each", 1)
         self.copy = InPrecision(duplicate(net).to(torch.bfloat16), torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,6 +41,9 @@ def straightened(net: nn.Module, trace: fx.Graph | None, x: Tensor) -> nn.Module
 
 class Straight(nn.Module):
     """What `net` computes, written out (`writing`)."""
+
+    cores_each: ClassVar[int] = 2
+    """Of threads side by side (`cores`): two, since between operations there is little to wait for."""
 
     def __init__(self, net: nn.Module, trace: fx.Graph) -> None:
         super().__init__()
