@@ -15,7 +15,7 @@ import trimtab
 ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types", "copies"],
-    ["draws", "cores", "keys", "layout", "placed"],
+    ["draws", "cores", "keys", "layout", "placed", "tracing"],
     ["norm", "straight"],
     ["models", "data"],
     ["adapt"],

@@ -24,7 +24,7 @@ _HOLDERS = (dict, OrderedDict, list, set)
 def duplicate(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """`copy.deepcopy(net, memo)`, several times faster."""
     memo = {} if memo is None else memo
-    kinds = {kind for kind in {type(module) for module in net.modules()} if by_the_book(kind)}
+    kinds = {kind for kind in {type(module) for module in net.modules()} if _by_the_book(kind)}
     plain = [module for module in net.modules() if type(module) in kinds and not module._compiled_call_impl]
     for module in plain:
         memo[id(module)] = type(module).__new__(type(module))
@@ -66,7 +66,7 @@ def unhooked(module: nn.Module) -> bool:
     return not any(getattr(module, f"_{name}") for name in hooks) and not hasattr(module, "parametrizations")
 
 
-def by_the_book(kind: type) -> bool:
+def _by_the_book(kind: type) -> bool:
     """Whether modules of a kind leave it to torch and Python how they are copied: attribute by attribute."""
     owners = [next((base for base in kind.__mro__ if way in vars(base)), object) for way in _WAYS]
     return all(owner is object or owner.__module__.startswith("torch.nn.modules.") for owner in owners)

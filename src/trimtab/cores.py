@@ -123,13 +123,17 @@ def _unhooked(net: nn.Module) -> bool:
 
 @torch.no_grad()
 def _pure(net: nn.Module, x: Tensor) -> bool:
-    """Whether a pass draws no random number and writes to no parameter or buffer."""
-    chance = torch.get_rng_state()
-    before = _state(net)
-    net(x)
+    return without_effect(net, lambda: net(x))[1]
+
+
+def without_effect(net: nn.Module, run: Callable[[], Found]) -> tuple[Found, bool]:
+    """What running passes of a network found, and whether they drew no random number and wrote to none of its
+    parameters or buffers."""
+    chance, before = torch.get_rng_state(), _state(net)
+    found = run()
     drew = not torch.equal(chance, torch.get_rng_state())
     torch.set_rng_state(chance)
-    return not drew and before == _state(net)
+    return found, not drew and before == _state(net)
 
 
 def _state(net: nn.Module) -> tuple[object, ...]:

@@ -52,7 +52,8 @@ def gradients_laid_out(net: nn.Module) -> Iterator[None]:
 class LaidOut(torch.autograd.Function):
     """Of a feature and constants, with a gradient for the feature that is fresh and laid out as it is.
 
-    Whoever runs operations without autograd finds it as the attribute `function` of what is called.
+    Whoever runs operations without autograd (`straight`) finds it as the attribute `function` of what is
+    called. So `ctx` may be any object: what a pass keeps are its plain attributes.
     """
 
 

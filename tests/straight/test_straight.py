@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trimtab import models, norm
-from trimtab.attacks.guard import fast, guard
+from trimtab.attacks import PGD, Linf, Square, climbing
 from trimtab.copies import twin
-from trimtab.straight import Straight, pulled, straightened
+from trimtab.straight import Straight, operations, pulled, straightened
+from trimtab.straight.operations import Row
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -29,7 +31,7 @@ def frozen(net: nn.Module) -> nn.Module:
 def line_of(net: nn.Module, x: Tensor) -> nn.Module:
     """What becomes of a network whose norm layers are folded."""
     copied, trace = norm.folded(net)
-    return straightened(copied, trace, x[:2])
+    return straightened(copied, trace, x)
 
 
 def by_autograd(net: nn.Module, x: Tensor, slope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,6 +141,16 @@ class Unused(Net):
         return z
 
 
+class Overwriting(Net):
+    """What nobody else reads."""
+
+    def between(self, z: Tensor) -> Tensor:
+        made = self.second(z)
+        made += z
+        made *= 0.5
+        return F.relu(F.gelu(F.relu(made, inplace=True)), inplace=True)
+
+
 class Dropping(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -160,6 +172,7 @@ STRAIGHT = [
     Ends,
     Unused,
     Dropping,
+    Overwriting,
 ]
 
 
@@ -209,6 +222,7 @@ def test_random_networks_are_equal(seed):
 def test_a_line_overwrites_features_and_gradients_but_not_what_it_was_given():
     net, x = frozen(models.build("resnet8", classes=10, width=4)), images(4, 3, 32, 32)
     line = line_of(net, x)
+    assert isinstance(line, Straight)
     before = x.clone()
     z, back = pulled(line, x)
     slope = torch.ones_like(z)
@@ -223,12 +237,31 @@ def test_a_line_overwrites_features_and_gradients_but_not_what_it_was_given():
 class Blind(Net):
     def between(self, z: Tensor) -> Tensor:
         with torch.no_grad():
-            return super().between(z)
+            w = F.relu(z - 9)
+        return self.second(z) + w
+
+
+class SeesWhetherGradientsAreTaken(Net):
+    def between(self, z: Tensor) -> Tensor:
+        return self.second(z) if torch.is_grad_enabled() else z
 
 
 class Random(Net):
     def between(self, z: Tensor) -> Tensor:
-        return z + random.random()
+        return z.flip(3) if random.random() < 0.5 else z
+
+
+class Tosses(Net):
+    def between(self, z: Tensor) -> Tensor:
+        return z.flip(3) if bool(torch.rand(()) < 0.5) else z
+
+
+class Counts(Net):
+    passes = 0
+
+    def between(self, z: Tensor) -> Tensor:
+        self.passes += 1
+        return z * (1 + self.passes // 1000)
 
 
 class Makes(Net):
@@ -240,15 +273,44 @@ class WritesOver(Net):
     def between(self, z: Tensor) -> Tensor:
         made = self.second(z)
         also = made
-        also += z
+        also += F.relu(z - 9)
         return self.act(made)
 
 
 class ActsOver(Net):
     def between(self, z: Tensor) -> Tensor:
-        made = self.second(z) - 1
+        made = self.second(z) + 9
         F.relu(made, inplace=True)
         return made
+
+
+class ClampsOver(Net):
+    def between(self, z: Tensor) -> Tensor:
+        made = self.second(z)
+        made.clamp_(-9, 9)
+        return self.act(made)
+
+
+class ActsOverAView(Net):
+    def between(self, z: Tensor) -> Tensor:
+        made = self.second(z) + 9
+        F.relu(made.view(made.shape), inplace=True)
+        return made
+
+
+class OwnGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(-9, 9)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class BringsItsOwnGradient(Net):
+    def between(self, z: Tensor) -> Tensor:
+        return OwnGradient.apply(self.second(z))
 
 
 class Narrow(Net):
@@ -262,18 +324,120 @@ class Decides(Net):
         return self.second(z) if z.mean() > 0 else z
 
 
+class Asks(Net):
+    """And takes no answer for one."""
+
+    def between(self, z: Tensor) -> Tensor:
+        try:
+            return self.second(z) if float(z.max()) > 9e9 else z
+        except TypeError:
+            return z
+
+
 class Broadcasts(Net):
     def between(self, z: Tensor) -> Tensor:
-        return self.second(z) + self.second(z).mean((2, 3), keepdim=True)
+        return z + F.relu(z + self.second(z).mean((2, 3), keepdim=True) - 9)
 
 
-UNCLEAR = [Blind, Random, Makes, WritesOver, ActsOver, Narrow, Decides, Broadcasts]
+class Offset(Net):
+    """A row that reads nothing."""
+
+    def between(self, z: Tensor) -> Tensor:
+        return self.act(self.second(z) + self.second.bias.view(1, -1, 1, 1))
+
+
+class HandsOnTuples(Net):
+    def between(self, z: Tensor) -> Tensor:
+        parts = torch.tanh(z).chunk(2, 1)
+        made = self.second(z)
+        return torch.tanh(made) + F.relu(torch.cat(parts, 1) - 9)
+
+
+class LooksAtNothing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc.weight.sum(1)[None] + 0 * self.fc.bias
+
+
+class TakesAny(Net):
+    def forward(self, *xs: Tensor) -> Tensor:
+        return super().forward(xs[0])
+
+
+class HandsOnNothing(Net):
+    def between(self, z: Tensor) -> Tensor:
+        self.idle(None)
+        return torch.cat(self.idle([z, z]), 1)[:, :8]
+
+
+UNCLEAR = [
+    Blind, SeesWhetherGradientsAreTaken, Random, Tosses, Counts, Makes, WritesOver, ActsOver, ClampsOver,
+    ActsOverAView, BringsItsOwnGradient, Narrow, Decides, Asks, Broadcasts, Offset, HandsOnTuples,
+    LooksAtNothing, TakesAny,
+]  # fmt: skip
+"""What some of them do beyond 9 happens on no image: it must be noticed all the same."""
 
 
 @pytest.mark.parametrize("kind", UNCLEAR)
 def test_what_a_trace_does_not_tell_is_left_as_it_is(kind):
     net, x = frozen(kind()), images(5, 3, 8, 8)
     assert not isinstance(line_of(net, x), Straight)
+
+
+@pytest.mark.parametrize("kind", [HandsOnNothing, Offset, TakesAny, HandsOnTuples])
+def test_whatever_a_network_hands_on_it_is_attacked_as_it_is(kind):
+    net, x = frozen(kind()), images(5, 3, 8, 8)
+    z, slope, grad = by_autograd(net, x)
+    said, back = pulled(line_of(net, x), x)
+    assert torch.equal(said, z)
+    assert torch.equal(back(slope), grad)
+
+
+def test_a_network_whose_gradient_fails_is_attacked_without():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            raise ValueError("no")
+
+    class Failing(Net):
+        def between(self, z: Tensor) -> Tensor:
+            return Fails.apply(z)
+
+    net, x = frozen(Failing()), images(20, 3, 8, 8)
+    found = Square(Linf("8/255"), queries=3)(net, x, net(x).argmax(1))
+    assert found.shape == x.shape
+
+
+def test_a_network_that_names_its_precision_is_attacked_in_another():
+    class Names(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.fc.weight.dtype))
+
+    net, x = frozen(Names()), images(5, 3, 8, 8)
+    y = net(x).argmax(1)
+    rough = PGD(Linf("8/255"), steps=3, precision="bfloat16")(net, x, y)
+    assert 0 < float((rough - x).abs().max()) <= 8 / 255 + 1e-6
+
+
+def test_rows_keep_nothing_of_a_look():
+    class Long(Net):
+        def between(self, z: Tensor) -> Tensor:
+            for _ in range(6):
+                z = F.gelu(self.second(z))
+            return z
+
+    net, x = frozen(Long()), images(5, 3, 8, 8)
+    line = line_of(net, x)
+    assert isinstance(line, Straight)
+    look, _, _ = line.text.partition("def ahead")
+    assert ":=" not in look
+    row = next(one for one in line.constants if isinstance(one, Row))
+    kept = operations.Kept(False)
+    row.ahead(kept, torch.rand(2, 8, 8, 8))
+    assert vars(kept) == {"graded": False}
 
 
 def test_a_network_that_somebody_listens_to_is_left_as_it_is():
@@ -289,13 +453,16 @@ def test_a_gradient_that_a_network_stops_stays_stopped():
             return self.second(z.detach())
 
     net, x = frozen(Stops()), images(5, 3, 8, 8)
-    _, back = pulled(line_of(net, x), x)
+    line = line_of(net, x)
+    assert isinstance(line, Straight)
+    _, back = pulled(line, x)
     assert not bool(back(torch.ones(5, 4)).any())
 
 
 def test_a_twin_shares_its_weights_and_a_copy_follows_its_own():
     net, x = frozen(models.build("resnet8", classes=10, width=4)), images(4, 3, 32, 32)
     line = line_of(net, x)
+    assert isinstance(line, Straight)
     other = twin(line)
     assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in line.parameters()}
     assert torch.equal(other(x), line(x))
@@ -311,6 +478,7 @@ def test_a_twin_shares_its_weights_and_a_copy_follows_its_own():
 def test_where_operations_mean_something_else_the_network_itself_answers():
     net, x = frozen(Net()), images(4, 3, 8, 8)
     line = line_of(net, x)
+    assert isinstance(line, Straight)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(line(x), net(x))
         assert line(x).dtype == torch.bfloat16
@@ -322,6 +490,7 @@ def test_where_operations_mean_something_else_the_network_itself_answers():
 
 def test_its_gradient_has_no_gradient_and_says_so():
     line, x = line_of(frozen(Net()), images(4, 3, 8, 8)), images(4, 3, 8, 8).requires_grad_(True)
+    assert isinstance(line, Straight)
     (grad,) = torch.autograd.grad(line(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.square().sum().backward()
@@ -338,7 +507,18 @@ def test_what_a_pass_keeps_goes_with_its_result(kind):
     assert gone() is None
 
 
-def test_an_attack_runs_on_the_line():
+def test_an_attack_runs_on_the_line(monkeypatch):
     net, x = models.build("resnet8", classes=10, width=4).eval(), images(4, 3, 32, 32)
-    with guard(net):
-        assert isinstance(fast(net, x), Straight)
+    attacked = []
+    monkeypatch.setattr(climbing, "pulled", lambda net, x: attacked.append(type(net)) or pulled(net, x))
+    PGD(Linf("8/255"), steps=2)(net, x, torch.arange(4))
+    assert attacked == [Straight, Straight]
+
+
+@pytest.mark.parametrize("name", ["resnet8", "preact18"])
+def test_a_steered_network_is_straight(name):
+    net = frozen(norm.steer(models.build(name, classes=10, width=4)))
+    x = images(4, 3, 32, 32)
+    line = line_of(net, x)
+    assert isinstance(line, Straight)
+    assert_same(twin(line), line.net, x)

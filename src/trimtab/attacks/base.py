@@ -29,6 +29,7 @@ from trimtab.attacks.guard import (
 )
 from trimtab.copies import duplicate
 from trimtab.cores import keep_features, spread, workers_for
+from trimtab.straight import Straight, tried
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
@@ -139,7 +140,7 @@ class Attack:
             half = x.dtype in (torch.float16, torch.bfloat16)
             net, clean = (InPrecision(net, x.dtype), given.float()) if half else (net, given)
             if getattr(self, "precision", "full") != "full" and not coupled and not half:
-                net = Rough(net)
+                net = Rough(net, clean)
             own = draws.ids_of(x, ids)
             victim = Victim(net, clean, y.long().clone(), seed, own, coupled, judged, classes)
             try:
@@ -203,6 +204,7 @@ class InPrecision(nn.Module):
     def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.net, self.dtype = net, dtype
+        self.cores_each = getattr(net, "cores_each", 1)
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.net(x.to(self.dtype)).float()
@@ -216,10 +218,14 @@ class Rough(nn.Module):
     network's own answer: a pass without gradients.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, x: Tensor) -> None:
         super().__init__()
-        self.net, self.cores_each = net, getattr(net, "cores_each", 1)
-        self.copy = InPrecision(duplicate(net).to(torch.bfloat16), torch.bfloat16)
+        self.net = net
+        rough = duplicate(net).to(torch.bfloat16)
+        if isinstance(rough, Straight):
+            rough = tried(rough, x.to(torch.bfloat16))
+        self.copy = InPrecision(rough, torch.bfloat16)
+        self.cores_each = self.copy.cores_each
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = (self.copy if x.requires_grad and torch.is_grad_enabled() else self.net)(x)

@@ -99,7 +99,7 @@ def fast(model: nn.Module, x: Tensor, said: Tensor | None = None, tried: bool = 
     if type(folded) is Pixels and x.dim() == 4:  # one inside another network may be given other sizes
         folded.normalise.spread(*x.shape[2:])
     net = channels_last(lay_out_gradients(folded, model))
-    return straightened(net, trace, x[:2])
+    return straightened(net, trace, x)
 
 
 def says_coupled(model: nn.Module) -> bool:

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.copies import duplicate, unhooked, untouched
+from trimtab.copies import duplicate, unhooked
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.moments import widest
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
 from trimtab.norm.surgery import is_batch_norm
+from trimtab.tracing import Tracer
 from trimtab.types import BadInput
 
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -42,14 +43,15 @@ def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None 
 def folded(
     model: nn.Module, example: Tensor | None = None, wanted: Tensor | None = None
 ) -> tuple[nn.Module, fx.Graph | None]:
-    """As `fold`, and the trace of the copy, if it could be traced and was not given unfolded."""
+    """As `fold`, and the trace of the copy, if there is one that tells all that the copy does."""
     copied = _frozen_copy(model)
     tracer = _Tracer(copied)
     graph = tracer.attempt(copied)
     modules = dict(copied.named_modules())
     pairs = foldable(tracer, graph, modules) if graph else []
+    told = graph if tracer.faithful else None
     if graph is None or not pairs:
-        return copied, graph
+        return copied, told
     if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
         wanted = _logits(copied, example)  # before anything is changed
     if all(map(unhooked, modules.values())):  # a hook may keep what it is shown
@@ -58,7 +60,7 @@ def folded(
     for conv_name, norm_name in pairs:
         _merge(copied, conv_name, norm_name)
     if example is None or wanted is None or _agree(copied, example, wanted):
-        return copied, graph
+        return copied, told
     return _frozen_copy(model), None
 
 
@@ -103,8 +105,7 @@ def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]
 def _spares(relu: fx.Node, modules: dict[str, nn.Module], folded: set[str]) -> bool:
     """Whether its input is a folded layer's output, or a sum that begins with one, and is read by it alone.
 
-    A trace does not tell `a += b`, which overwrites a, from `a + b`. An activation that a norm layer ends in
-    needs its own output.
+    An activation that a norm layer ends in needs its own output.
     """
     given = _made_for(relu)
     if given is not None and given.target in (operator.add, operator.iadd):
@@ -120,28 +121,18 @@ def _made_for(node: fx.Node) -> fx.Node | None:
     return given if isinstance(given, fx.Node) and len(given.users) == 1 else None
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Tracer):
     """Takes norm layers as leaves, and notes which are constant.
 
     A layer that the forward pass itself steers is left alone: it has another setting when called than
     when it is folded.
     """
 
-    proxy_buffer_attributes = True  # so that a forward pass that reads statistics itself is noticed
-
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         found = [module for module in root.modules() if is_batch_norm(module)]
         self.fixed = {module: _is_fixed(module) for module in found}
         self.settings = {module: getattr(module, "setting", None) for module in found}
-
-    def attempt(self, model: nn.Module) -> fx.Graph | None:
-        """The graph of the model; none if it cannot be traced."""
-        try:
-            with untouched(model):
-                return self.trace(model)
-        except Exception:  # tracing runs the user's own forward pass, which may raise anything at all
-            return None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.fixed or super().is_leaf_module(m, module_qualified_name)

@@ -1,7 +1,7 @@
 """From a trace to the steps of a straight line.
 
-A step is an operation with a rule of its own, or several in a row that have none. Values are numbered; one
-that nobody reads any more is dropped, and one that is read once, by an operation that can, is overwritten.
+A step is an operation with a rule of its own, or several in a row that have none. Values are numbered. One
+that is read once, by an operation that can, is overwritten; what the network itself overwrites must be such.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from trimtab.copies import by_the_book, unhooked
+from trimtab.copies import unhooked
 from trimtab.layout import LaidOut
 from trimtab.straight import operations
-from trimtab.straight.operations import Call, Held, Operation, Place, Row
+from trimtab.straight.operations import Call, Held, Operation, Place, Row, Unclear
+from trimtab.tracing import IN_PLACE
 
-_SUMS = (operator.add, operator.iadd, torch.add)
+_SUMS = (operator.add, torch.add)
 _SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
-_RECTIFIERS = (F.relu, torch.relu)
+_RECTIFIERS = (F.relu, torch.relu, torch.relu_)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class Unclear(Exception):
-    """A trace that does not tell what a network does."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Step:
     does: Operation
     reads: tuple[int, ...]
@@ -40,7 +37,7 @@ class Step:
 
 def read(trace: fx.Graph, net: nn.Module) -> tuple[list[Step], int]:
     """The steps of a network, and the number of its answer. Number 0 are the images."""
-    if not all(unhooked(module) and by_the_book(type(module)) for module in net.modules()):
+    if any(not unhooked(module) or hasattr(module, "__deepcopy__") for module in net.modules()):
         raise Unclear("a network that somebody listens to, or that copies itself in its own way")
     reader = _Reader(dict(net.named_modules()), trace)
     for node in trace.nodes:
@@ -85,10 +82,12 @@ class _Reader:
         elif self._hands_on(node):
             self.stands[node] = self._told(node.args[0])
         elif (does := self._rule(node)) is None:
+            self._check_in_place(node)
             self.row.append(node)
             self.stands[node] = Place(len(self.stands))
         else:
             self._end_row()
+            self._check_in_place(node)
             reads = tuple(one.number for one in self._told(node.args) if isinstance(one, Place))
             place = self.stands[node] = Place(len(self.stands))
             self._add(Step(does, reads, (place.number,), bool(does.overwriting) and self._spare(node)))
@@ -109,9 +108,37 @@ class _Reader:
         ends = [node for node in self.row if not inside.issuperset(self.readers[node])]
         writes = tuple(self.stands[node].number for node in ends)  # type: ignore[union-attr]
         outside = tuple(i for i in reads if i not in made)
-        if writes:
-            self._add(Step(Row(calls, outside, writes).operation(), outside, writes))
+        over = {self.stands[node].number for node in ends if any(map(self._in_place, self.readers[node]))}  # type: ignore[union-attr]
+        row = Row(tuple(calls), outside, writes, frozenset(over))
+        if writes:  # else nobody reads it
+            self._add(Step(row.operation(), outside, writes))
         self.row = []
+
+    def _check_in_place(self, node: fx.Node) -> None:
+        """What the network itself overwrites must be read by nobody else, and be nobody else's memory."""
+        if not self._in_place(node):
+            return
+        given = node.args[0]
+        place = self._told(given)
+        maker = self.makers.get(place.number) if isinstance(place, Place) else None
+        here = given in self.row  # autograd knows what overwrites what
+        apart = here or (maker is not None and (maker.spares or maker.many or maker.overwriting))
+        if not self._alone(node) or not apart:
+            raise Unclear("a network that overwrites what somebody else reads")
+
+    def _in_place(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return bool(getattr(self.modules[str(node.target)], "inplace", False))
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        writes = name.endswith("_") and not name.endswith("__")
+        return node.target in IN_PLACE or writes or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+    def _alone(self, node: fx.Node) -> bool:
+        """Whether nobody else reads the first thing that a node is given, nor it a second time."""
+        given = node.args[0] if node.args else None
+        if not isinstance(given, fx.Node) or given in node.args[1:]:
+            return False
+        return self.readers[self.source.get(given, given)] == [node]
 
     def _call(self, node: fx.Node) -> Call:
         target = self.modules[str(node.target)] if node.op == "call_module" else node.target
@@ -123,7 +150,7 @@ class _Reader:
         return fx.node.map_arg(given, lambda node: self.stands[node])  # type: ignore[arg-type, return-value]
 
     def _hands_on(self, node: fx.Node) -> bool:
-        module = self._module(node)
+        module = self._module(node) if node.args and isinstance(node.args[0], fx.Node) else None
         return type(module) is nn.Identity or (type(module) in _DROPOUTS and not module.training)  # type: ignore[union-attr]
 
     def _module(self, node: fx.Node) -> nn.Module | None:
@@ -131,8 +158,9 @@ class _Reader:
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             return None
         module = self.modules[str(node.target)]
-        while type(module) is nn.Sequential and len(module) == 1:
-            module = module[0]
+        if type(module) is nn.Sequential:  # what a folded norm layer ended in
+            kinds = [child for child in module if type(child) is not nn.Identity]
+            module = kinds[0] if len(kinds) == 1 else module
         return None if "forward" in vars(module) else module
 
     def _rule(self, node: fx.Node) -> Operation | None:
@@ -158,6 +186,7 @@ class _Reader:
 
     def _rule_of_function(self, node: fx.Node, rest: tuple[Any, ...]) -> Operation | None:
         what: Any = node.target
+        what = IN_PLACE.get(what, what)
         if what in _RECTIFIERS and not rest and node.kwargs.keys() <= {"inplace"}:
             return operations.rectifier()
         if node.kwargs:
@@ -172,12 +201,9 @@ class _Reader:
         return operations.written(function, *rest) if _is_laid_out(function) and constant else None
 
     def _spare(self, node: fx.Node) -> bool:
-        """Whether a node may overwrite the first thing that it is given: it reads it alone, and once."""
-        given = node.args[0]
-        assert isinstance(given, fx.Node)
-        maker = self.makers.get(self._told(given).number)
-        alone = self.readers[self.source.get(given, given)] == [node] and given not in node.args[1:]
-        return alone and maker is not None and maker.spares
+        """Whether a node may overwrite the first thing that it is given."""
+        maker = self.makers.get(self._told(node.args[0]).number)
+        return self._alone(node) and maker is not None and maker.spares
 
 
 def _stands(told: Any) -> bool:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trimtab.straight.operations import Kept, first
+from trimtab.straight.operations import Kept, Unclear, first, plus, same_shape
 from trimtab.straight.reading import Step
 
 _WORDS: Mapping[str, Any] = {
     "Kept": Kept,
     "first": first,
+    "plus": plus,
+    "same_shape": same_shape,
     "conv2d": F.conv2d,
     "linear": F.linear,
     "convolution_backward": torch.ops.aten.convolution_backward.default,
@@ -87,7 +89,10 @@ def _ahead(
         does = step.does
         made = "".join(f"v{i}, " for i in step.writes) if does.many else own["y"]
         says = does.overwriting if step.overwrites else does.ahead
-        yield f"    {made} = {says.format(**own, graded=graded)}"
+        new = f"{own['kept']} := Kept(True)" if graded else "Kept(False)"
+        yield f"    {made} = {says.format(**own, new=new)}"
+        if graded and does.same_shape:
+            yield f"    same_shape({own['given']}, {own['y']})"
         over = [f"v{i}" for i in (*step.writes, *step.reads) if last[f"v{i}"] is step]
         yield from (f"    del {name}" for name in dict.fromkeys(over) if name not in stays)
 
@@ -98,9 +103,9 @@ def _back(steps: Sequence[Step], words: list[dict[str, str]], answer: int) -> tu
     lines: list[str] = []
     kept: dict[str, None] = {}
     for step, named in zip(reversed(steps), reversed(words), strict=True):
-        if not any(i in own for i in step.writes):
-            continue
         does = step.does
+        if not step.reads or not any(i in own for i in step.writes):
+            continue
         free = own[step.writes[0]] if not does.many else False
         slopes = (does.back_overwriting,) if free and does.back_overwriting else does.back
         kept |= {named[at]: None for says in slopes for at in _names(says) & {"a", "b", "y", "kept"}}
@@ -110,16 +115,20 @@ def _back(steps: Sequence[Step], words: list[dict[str, str]], answer: int) -> tu
             slopes = tuple(f"s{i}" for i in step.reads)
         for i, says in zip(step.reads, slopes, strict=True):
             fresh = does.fresh or (free and slopes == ("{g}",))
-            lines.append(_gathered(f"g{i}", says.format(**named), own.get(i), fresh))
-            own[i] = fresh or i in own
+            lines.append(_gathered(f"g{i}", says.format(**named), own.get(i), fresh, does.many))
+            own[i] = not does.many and (fresh or i in own)
         lines += [f"    del g{i}" for i in step.writes if own.pop(i, None) is not None]
+    if 0 not in own:
+        raise Unclear("a network that does not look at its images")
     return [*lines, "    return g0"], list(kept)
 
 
-def _gathered(name: str, slope: str, own: bool | None, fresh: bool) -> str:
+def _gathered(name: str, slope: str, own: bool | None, fresh: bool, many: bool) -> str:
     """One more gradient for a value, or the first (if none is its `own`)."""
     if own is None:
         return f"    {name} = {slope}"
+    if many:
+        return f"    {name} = plus({name}, {slope})"
     if own:
         return f"    {name}.add_({slope})"
     return f"    {name} = ({slope}).add_({name})" if fresh else f"    {name} = {name} + {slope}"
