@@ -298,6 +298,13 @@ class ActsOverAView(Net):
         return made
 
 
+class ActsOverData(Net):
+    def between(self, z: Tensor) -> Tensor:
+        made = self.second(z)
+        made.data.clamp_(-9, 9)
+        return self.act(made)
+
+
 class OwnGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -371,8 +378,8 @@ class HandsOnNothing(Net):
 
 UNCLEAR = [
     Blind, SeesWhetherGradientsAreTaken, Random, Tosses, Counts, Makes, WritesOver, ActsOver, ClampsOver,
-    ActsOverAView, BringsItsOwnGradient, Narrow, Decides, Asks, Broadcasts, Offset, HandsOnTuples,
-    LooksAtNothing, TakesAny,
+    ActsOverAView, ActsOverData, BringsItsOwnGradient, Narrow, Decides, Asks, Broadcasts, Offset,
+    HandsOnTuples, LooksAtNothing, TakesAny,
 ]  # fmt: skip
 """What some of them do beyond 9 happens on no image: it must be noticed all the same."""
 

@@ -118,12 +118,9 @@ class _Reader:
         """What the network itself overwrites must be read by nobody else, and be nobody else's memory."""
         if not self._in_place(node):
             return
-        given = node.args[0]
-        place = self._told(given)
+        place = self._told(node.args[0]) if self._alone(node) else None
         maker = self.makers.get(place.number) if isinstance(place, Place) else None
-        here = given in self.row  # autograd knows what overwrites what
-        apart = here or (maker is not None and (maker.spares or maker.many or maker.overwriting))
-        if not self._alone(node) or not apart:
+        if maker is None or not (maker.spares or maker.many or maker.overwriting):
             raise Unclear("a network that overwrites what somebody else reads")
 
     def _in_place(self, node: fx.Node) -> bool:
