@@ -139,7 +139,7 @@ class _Tracer(Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if m in self.fixed and getattr(m, "setting", None) is not self.settings[m]:
-            self.fixed[m] = False
+            self.fixed[m] = self.faithful = False
         return super().call_module(m, forward, args, kwargs)
 
 
