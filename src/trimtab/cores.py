@@ -2,8 +2,9 @@
 
 A small network's operations are too short to be split: between any two of them the cores wait for each
 other. Images that do not influence one another can be worked on side by side instead, a slice on every
-core, which saves a tenth of the time of a ResNet-8's attacks on two cores. Every thread has a twin of the
-network, so that a forward pass may keep things on its modules.
+core, which saves a tenth of the time of a ResNet-8's attacks through autograd. A network whose passes say so
+(`cores_each`) has more than one core a thread. Every thread has a twin of the network, so that a forward pass
+may keep things on its modules.
 """
 
 from __future__ import annotations
