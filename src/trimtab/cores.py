@@ -129,12 +129,16 @@ def _pure(net: nn.Module, x: Tensor) -> bool:
 
 def without_effect(net: nn.Module, run: Callable[[], Found]) -> tuple[Found, bool]:
     """What running passes of a network found, and whether they drew no random number and wrote to none of its
-    parameters or buffers."""
-    chance, before = torch.get_rng_state(), _state(net)
-    found = run()
-    drew = not torch.equal(chance, torch.get_rng_state())
-    torch.set_rng_state(chance)
-    return found, not drew and before == _state(net)
+    parameters or buffers. What is drawn here, others will draw again."""
+    chance, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = _state(net)
+    try:
+        found = run()
+        return found, torch.equal(chance, torch.get_rng_state()) and before == _state(net)
+    finally:
+        torch.set_rng_state(chance)
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002
 
 
 def _state(net: nn.Module) -> tuple[object, ...]:

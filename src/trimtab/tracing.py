@@ -8,17 +8,21 @@ asked of numbers, something kept for the next pass. Where it meets one of these 
 from __future__ import annotations
 
 import operator
+import random
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
 from trimtab.copies import untouched
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_CHANCE = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+"""From which a network may draw for itself."""
 IN_PLACE = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -38,7 +42,10 @@ class Tracer(fx.Tracer):
 
     def attempt(self, model: nn.Module) -> fx.Graph | None:
         """The graph of the model; none if it cannot be traced."""
-        held = [(module, dict(vars(module))) for module in model.modules()]
+        held = [(module, _held(module)) for module in model.modules()]
+        self.faithful &= not any(isinstance(one, _CHANCE) for _, own in held for one, _ in own.values())
+        # A trace begins at the forward pass of the model's kind.
+        self.faithful &= "forward" not in vars(model) and type(model).__call__ is nn.Module.__call__
         try:
             with untouched(model):
                 graph = self.trace(model)
@@ -94,9 +101,22 @@ def _in_own_function() -> bool:
     return False
 
 
-def _keeps_only_features(module: nn.Module, before: dict[str, Any]) -> bool:
+def _held(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """What a module holds, and what is in it."""
+    return {name: (held, _inside(held)) for name, held in vars(module).items()}
+
+
+def _inside(held: Any) -> Any:
+    values = held.items() if isinstance(held, dict) else held if isinstance(held, (list, set)) else ()
+    return [
+        (id(one[0]), id(one[1])) if isinstance(one, tuple) and len(one) == 2 else id(one) for one in values
+    ]
+
+
+def _keeps_only_features(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> bool:
     """Whether nothing that a module holds was changed, but by a feature that it keeps."""
+    nothing = (None, None)
     return all(
-        isinstance(held, fx.Proxy) or (name in before and before[name] is held)
-        for name, held in vars(module).items()
+        isinstance(held, fx.Proxy) or (before.get(name, nothing)[0] is held and before[name][1] == inside)
+        for name, (held, inside) in _held(module).items()
     )

@@ -7,6 +7,7 @@ import random
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -264,6 +265,30 @@ class Counts(Net):
         return z * (1 + self.passes // 1000)
 
 
+class CountsInABox(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = {"passes": 0}
+
+    def between(self, z: Tensor) -> Tensor:
+        self.box["passes"] += 1
+        return z * (1 + self.box["passes"] // 1000)
+
+
+class DrawsForItself(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chance = random.Random(0)
+
+    def between(self, z: Tensor) -> Tensor:
+        return z.flip(3) if self.chance.random() < 1e-3 else z
+
+
+class CallsItself(Net):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.clamp(-9, 9))
+
+
 class Makes(Net):
     def between(self, z: Tensor) -> Tensor:
         return z + torch.ones(8, 1, 1).cumsum(0)
@@ -377,9 +402,9 @@ class HandsOnNothing(Net):
 
 
 UNCLEAR = [
-    Blind, SeesWhetherGradientsAreTaken, Random, Tosses, Counts, Makes, WritesOver, ActsOver, ClampsOver,
-    ActsOverAView, ActsOverData, BringsItsOwnGradient, Narrow, Decides, Asks, Broadcasts, Offset,
-    HandsOnTuples, LooksAtNothing, TakesAny,
+    Blind, SeesWhetherGradientsAreTaken, Random, Tosses, Counts, CountsInABox, DrawsForItself, CallsItself,
+    Makes, WritesOver, ActsOver, ClampsOver, ActsOverAView, ActsOverData, BringsItsOwnGradient, Narrow,
+    Decides, Asks, Broadcasts, Offset, HandsOnTuples, LooksAtNothing, TakesAny,
 ]  # fmt: skip
 """What some of them do beyond 9 happens on no image: it must be noticed all the same."""
 
@@ -427,6 +452,53 @@ def test_a_network_that_names_its_precision_is_attacked_in_another():
     y = net(x).argmax(1)
     rough = PGD(Linf("8/255"), steps=3, precision="bfloat16")(net, x, y)
     assert 0 < float((rough - x).abs().max()) <= 8 / 255 + 1e-6
+
+
+def test_a_pass_that_was_put_into_a_network_is_its_pass():
+    net, x = frozen(Net()), images(5, 3, 8, 8)
+    net.forward = lambda x: Net.forward(net, x.clamp(-9, 9))
+    assert not isinstance(line_of(net, x), Straight)
+
+
+def test_a_batch_of_one_is_the_networks_own_business():
+    class Squeezes(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.act(self.first(x)).mean((2, 3), keepdim=True)
+            return self.fc(z.squeeze()) + self.fc(z.flatten(1))
+
+    net, x = frozen(Squeezes()), images(6, 3, 8, 8)
+    line = line_of(net, x)
+    assert isinstance(line, Straight)
+    assert torch.equal(line(x[:1]), net(x[:1]))
+    for attack in (PGD(Linf("8/255"), steps=2), Square(Linf("8/255"), queries=3)):
+        assert attack(net, x[:1], torch.zeros(1).long()).shape == (1, 3, 8, 8)
+
+
+def test_a_trial_leaves_all_generators_where_they_were():
+    class Noisy(Net):
+        def between(self, z: Tensor) -> Tensor:
+            return z + 0.1 * torch.randn_like(z) * random.random() * float(np.random.rand())  # noqa: NPY002
+
+    net, x = frozen(Noisy()), images(5, 3, 8, 8)
+    before = torch.get_rng_state()
+    assert not isinstance(line_of(net, x), Straight)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_was_folded_away_is_called_no_more():
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.act = self.net.act
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.net(x))
+
+    net, x = frozen(Shares()), images(5, 3, 8, 8)
+    copied, trace = norm.folded(net)
+    del copied.net.act
+    assert straightened(copied, trace, x) is copied
 
 
 def test_rows_keep_nothing_of_a_look():

@@ -29,7 +29,7 @@ from trimtab.attacks.guard import (
 )
 from trimtab.copies import duplicate
 from trimtab.cores import keep_features, spread, workers_for
-from trimtab.straight import Straight, tried
+from trimtab.straight import Straight, proven
 from trimtab.types import BadInput, Budget
 
 SCORES = ("last", "any")
@@ -223,7 +223,7 @@ class Rough(nn.Module):
         self.net = net
         rough = duplicate(net).to(torch.bfloat16)
         if isinstance(rough, Straight):
-            rough = tried(rough, x.to(torch.bfloat16))
+            rough = proven(rough, x.to(torch.bfloat16))
         self.copy = InPrecision(rough, torch.bfloat16)
         self.cores_each = self.copy.cores_each
 

@@ -6,6 +6,6 @@ writing     from the steps to Python
 line        the network that runs it, and the trial it must stand
 """
 
-from trimtab.straight.line import Straight, pulled, straightened, tried
+from trimtab.straight.line import Straight, proven, pulled, straightened
 
-__all__ = ["Straight", "pulled", "straightened", "tried"]
+__all__ = ["Straight", "proven", "pulled", "straightened"]

@@ -32,19 +32,20 @@ def straightened(net: nn.Module, trace: fx.Graph | None, x: Tensor) -> nn.Module
     if trace is None or x.dim() != 4:
         return net
     with suppress(Unclear):
-        return tried(Straight(net, trace, x.shape[1:]), x)
+        return proven(Straight(net, trace, x.shape[1:]), x)
     return net
 
 
-def tried(line: Straight, like: Tensor) -> nn.Module:
+def proven(line: Straight, like: Tensor) -> nn.Module:
     """A line, if it says and slopes what its network does, which does nothing else; if not, the network.
 
     Tried on images of its own, so that what is attacked does not depend on whose images come first.
     """
     x = _made_up(like)
     try:
-        wanted, idle = without_effect(line.net, lambda: _said_and_slope(line.net, x))
-        found = _said_and_slope(line, x)
+        (found, wanted), idle = without_effect(
+            line.net, lambda: [_said_and_slope(net, x) for net in (line, line.net)]
+        )
     except Exception:  # of the network's own code; a line is a short cut, and nothing is lost without it
         return line.net
     return line if idle and all(map(_close, found, wanted)) else line.net
@@ -64,7 +65,8 @@ class Straight(nn.Module):
     def forward(self, x: Tensor, pulled: bool = False) -> Any:
         """What it says of x; `pulled`, with the way from a gradient for that to the one for x."""
         look, ahead, back = compiled(self.text)
-        if x.shape[1:] != self.size or not usual(x):
+        # Of a batch of one, much is said that means something else: squeeze(), say.
+        if x.shape[1:] != self.size or len(x) < 2 or not usual(x):
             return _pulled(self.net, x) if pulled else self.net(x)
         if not pulled and x.requires_grad and torch.is_grad_enabled():
             return _Passed.apply(x, self)

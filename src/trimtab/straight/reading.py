@@ -22,7 +22,7 @@ from trimtab.tracing import IN_PLACE
 
 _SUMS = (operator.add, torch.add)
 _SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
-_RECTIFIERS = (F.relu, torch.relu, torch.relu_)
+_RECTIFIERS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -39,7 +39,10 @@ def read(trace: fx.Graph, net: nn.Module) -> tuple[list[Step], int]:
     """The steps of a network, and the number of its answer. Number 0 are the images."""
     if any(not unhooked(module) or hasattr(module, "__deepcopy__") for module in net.modules()):
         raise Unclear("a network that somebody listens to, or that copies itself in its own way")
-    reader = _Reader(dict(net.named_modules()), trace)
+    modules = dict(net.named_modules())
+    if any(node.op == "call_module" and node.target not in modules for node in trace.nodes):
+        raise Unclear("a network that calls what was folded away")
+    reader = _Reader(modules, trace)
     for node in trace.nodes:
         reader.take(node)
     return reader.steps, reader.answer
