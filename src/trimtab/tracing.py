@@ -21,6 +21,8 @@ from torch import fx, nn
 from trimtab.copies import untouched
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_STOCK = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
+"""What torch keeps on every module, and no forward pass touches."""
 _CHANCE = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 """From which a network may draw for itself."""
 IN_PLACE = {
@@ -103,7 +105,7 @@ def _in_own_function() -> bool:
 
 def _held(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """What a module holds, and what is in it."""
-    return {name: (held, _inside(held)) for name, held in vars(module).items()}
+    return {name: (held, _inside(held)) for name, held in vars(module).items() if name not in _STOCK}
 
 
 def _inside(held: Any) -> Any:
