@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference.batch_norm import moments, normalise
+from reference.batch_norm import moments, normalize
 from reference.networks import images, season, small
 from trimtab import norm
 
@@ -156,7 +156,7 @@ def test_branches_of_their_own_gain_share_the_statistics_of_the_whole_batch(case
     def formula(x: Tensor) -> Tensor:
         mean, var = moments(x)
         parts = ((x[:5], layer.weight, layer.bias), (x[5:], adv.weight, adv.bias))
-        return torch.cat([normalise(part, mean, var, gamma, beta) for part, gamma, beta in parts])
+        return torch.cat([normalize(part, mean, var, gamma, beta) for part, gamma, beta in parts])
 
     assert close(got, gradients(formula, x, list(layer.parameters())))
     stock(x)
@@ -224,7 +224,7 @@ def test_a_blend_mixes_the_batch_into_the_running_statistics(case: Any, of: str,
         mean, var = moments(x)
         mixed = MIXTURES[of](rho, mean, var, stock.running_mean, stock.running_var)
         middle = rho * mean + (1 - rho) * stock.running_mean
-        return normalise(x, middle, mixed, stock.weight, stock.bias)
+        return normalize(x, middle, mixed, stock.weight, stock.bias)
 
     assert close(got, gradients(formula, x, list(stock.parameters())))
 
@@ -256,7 +256,7 @@ def test_an_estimator_of_ones_own_takes_the_moments(layer: nn.Module, x: Tensor)
 
     def formula(x: Tensor) -> Tensor:
         halves = [(part, *moments(part)) for part in x.chunk(2)]
-        return torch.cat([normalise(p, 2 * m, 2 * v, layer.weight, layer.bias) for p, m, v in halves])
+        return torch.cat([normalize(p, 2 * m, 2 * v, layer.weight, layer.bias) for p, m, v in halves])
 
     assert close(got, gradients(formula, x, list(layer.parameters())))
 
@@ -303,7 +303,7 @@ def test_a_pass_that_learns_does_not_disturb_an_earlier_one(layer: nn.Module, x:
     assert close(got, wanted)
 
 
-def test_a_layer_that_tracks_nothing_normalises_by_the_batch(x: Tensor) -> None:
+def test_a_layer_that_tracks_nothing_normalizes_by_the_batch(x: Tensor) -> None:
     stock = nn.BatchNorm2d(C, track_running_stats=False).double().eval()
     layer = steered(stock)
     with norm.use(layer, groups=2):
@@ -339,7 +339,7 @@ def test_a_shift_perturbs_mean_and_deviation(case: Any, source: str, groups: int
             mean, var = moments(part)
             mean = rho * mean + (1 - rho) * stock.running_mean
             var = rho * var + (1 - rho) * stock.running_var
-            ys.append(normalise(part, mean, var, stock.weight, stock.bias, d_mu=d_mu, d_sigma=d_sigma))
+            ys.append(normalize(part, mean, var, stock.weight, stock.bias, d_mu=d_mu, d_sigma=d_sigma))
         return torch.cat(ys)
 
     assert close(got, gradients(formula, x, [*stock.parameters(), d_mu, d_sigma]))
@@ -357,7 +357,7 @@ def test_a_shift_may_take_the_statistics_it_multiplies_as_constants(layer: nn.Mo
         for part in x.chunk(2):
             mean, var = moments(part)
             ratio = (mean / (var + 1e-5).sqrt()).detach()
-            plain = normalise(part, mean, var, torch.ones(C), torch.zeros(C))
+            plain = normalize(part, mean, var, torch.ones(C), torch.zeros(C))
             moved = (1 + d_sigma).view(-1, 1, 1) * (plain - (d_mu * ratio).view(-1, 1, 1))
             ys.append(layer.weight.view(-1, 1, 1) * moved + layer.bias.view(-1, 1, 1))
         return torch.cat(ys)

@@ -1,4 +1,4 @@
-"""The audit finds the trouble that was planted, says what to do, and finds none where there is none."""
+"""The audit finds the fault that was planted, says what to do, and finds none where there is none."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def model(request: pytest.FixtureRequest) -> Small:
     return norm.steer(sound) if request.param == "steered" else sound
 
 
-def troubles(audit: norm.Audit) -> dict[str, list[str]]:
-    return {row.name: [trouble.what for trouble in row.trouble] for row in audit.layers}
+def warnings_of(audit: norm.Audit) -> dict[str, list[str]]:
+    return {row.name: [warning.what for warning in row.warnings] for row in audit.layers}
 
 
-def test_a_sound_model_has_no_trouble(model: Small) -> None:
+def test_a_sound_model_has_no_warnings(model: Small) -> None:
     audit = norm.audit(model)
     assert audit.sound
-    assert troubles(audit) == {"bn1": [], "bn2": []}
-    assert "no trouble" in str(audit)
+    assert warnings_of(audit) == {"bn1": [], "bn2": []}
+    assert "no warnings" in str(audit)
     row = audit.layers[0]
     assert (row.kind, row.channels, row.branches, row.momentum) == ("batch", 4, ("main",), 0.1)
     assert (row.batches_seen, row.training, row.drift_mean) == (10, True, None)
@@ -49,15 +49,15 @@ PLANTED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_planted_trouble_is_found_in_its_layer_only(model: Small, planted: str) -> None:
+def test_planted_fault_is_found_in_its_layer_only(model: Small, planted: str) -> None:
     plant, words = PLANTED[planted]
     plant(model.bn2)
     audit = norm.audit(model)
-    found = troubles(audit)
+    found = warnings_of(audit)
     assert found["bn1"] == []
     assert len(found["bn2"]) == 1
     assert words in found["bn2"][0]
-    assert audit.layers[1].trouble[0].advice in str(audit)
+    assert audit.layers[1].warnings[0].advice in str(audit)
     assert not audit.sound
 
 
@@ -65,11 +65,11 @@ def test_statistics_of_another_domain_show_on_data(model: Small) -> None:
     x = images(64, 2, 8, 8)
     home = norm.recalibrate(norm.steer(copy.deepcopy(model)).eval(), [x])
     assert norm.audit(home, [x]).sound
-    assert any("deviations off" in what for what in troubles(norm.audit(home, [x + 5]))["bn1"])
-    assert any("deviations off" in what for what in troubles(norm.audit(home, [4 * x]))["bn1"])
+    assert any("stds off" in what for what in warnings_of(norm.audit(home, [x + 5]))["bn1"])
+    assert any("stds off" in what for what in warnings_of(norm.audit(home, [4 * x]))["bn1"])
 
 
-def test_drift_is_measured_in_running_deviations() -> None:
+def test_drift_is_measured_in_running_stds() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3, eps=0.0)).double()
     model[0].running_mean.fill_(1.0)
     model[0].running_var.fill_(4.0)
@@ -118,17 +118,17 @@ def test_a_lazy_layer_is_audited_once_it_knows_its_channels(lazy: Any) -> None:
     assert norm.audit(model, [x]).layers[0].channels == 3
 
 
-def test_trouble_in_a_branch_names_the_branch() -> None:
+def test_a_warning_in_a_branch_names_the_branch() -> None:
     model: Any = norm.add_branch(norm.steer(small()), "adv")
     model.bn1.holder("adv").running_mean.fill_(float("nan"))
     audit = norm.audit(model)
     assert audit.layers[0].branches == ("main", "adv")
-    assert troubles(audit)["bn1"] == ["branch adv: non-finite running statistics"]
+    assert warnings_of(audit)["bn1"] == ["branch adv: non-finite running statistics"]
 
 
 def test_a_layer_without_running_statistics_is_told() -> None:
     audit = norm.audit(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
-    assert troubles(audit) == {"0": ["keeps no running statistics"]}
+    assert warnings_of(audit) == {"0": ["keeps no running statistics"]}
     assert audit.layers[0].batches_seen is None
 
 
@@ -142,8 +142,8 @@ def test_other_kinds_are_listed_with_their_parameters_checked() -> None:
         ("instance", 3),
         ("instance", 3),
     ]
-    assert troubles(audit)["0"] == ["non-finite gain or bias"]
-    assert troubles(audit)["1"] == []
+    assert warnings_of(audit)["0"] == ["non-finite gain or bias"]
+    assert warnings_of(audit)["1"] == []
 
 
 def test_a_frozen_batch_norm_of_torchvision_is_listed() -> None:
@@ -152,7 +152,7 @@ def test_a_frozen_batch_norm_of_torchvision_is_listed() -> None:
     layer = FrozenBatchNorm2d(3)
     layer.running_mean.fill_(0.5)
     row = norm.audit(nn.Sequential(layer)).layers[0]
-    assert (row.kind, row.channels, row.momentum, row.trouble) == ("batch", 3, None, ())
+    assert (row.kind, row.channels, row.momentum, row.warnings) == ("batch", 3, None, ())
 
 
 def test_a_fresh_public_network_is_told_that_it_was_never_trained() -> None:
@@ -162,5 +162,5 @@ def test_a_fresh_public_network_is_told_that_it_was_never_trained() -> None:
             module.reset_running_stats()
     audit = norm.audit(model)
     assert len(audit.layers) > 20
-    assert all("never trained" in what for found in troubles(audit).values() for what in found)
+    assert all("never trained" in what for found in warnings_of(audit).values() for what in found)
     assert not audit.sound

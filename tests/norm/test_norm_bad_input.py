@@ -50,7 +50,7 @@ MISTAKES: dict[str, tuple[Callable[[Small], Any], str]] = {
     ),
     "groups of one value": (
         lambda m: using_layer(nn.BatchNorm1d(3), images(4, 3), groups=4),
-        "one value has no deviation",
+        "one value has no std",
     ),
     "an unknown branch": (lambda m: using(m, branch="avd"), "no branch 'avd'; this model has main, adv"),
     "an unknown branch in a route": (
@@ -121,7 +121,7 @@ MISTAKES: dict[str, tuple[Callable[[Small], Any], str]] = {
         "counts no batches",
     ),
     "a plan for another model": (
-        lambda m: norm.rebuild(nn.Sequential(nn.BatchNorm2d(4)), norm.plan(m)),
+        lambda m: norm.rebuild(nn.Sequential(nn.BatchNorm2d(4)), norm.branch_spec(m)),
         "branch at 'bn1'",
     ),
     "shift gradients without affine ones": (unseen, "bn1 has no affine gradient"),

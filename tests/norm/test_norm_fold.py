@@ -33,10 +33,10 @@ def agree(model: nn.Module, folded: nn.Module, x: Tensor, tolerance: float = 1e-
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_logits_and_input_gradients_stay_the_same_on_public_networks(name: str) -> None:
-    model = public(name).eval()
+    model = public(name).double().eval()  # in float32 a ReLU near zero is on or off by how sums are ordered
     folded = norm.fold(norm.steer(model))
-    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    assert agree(model, folded, x, tolerance=2e-4)  # float32
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert agree(model, folded, x)
     left = norms(folded)
     if "densenet" in name:  # pre-activation: most of its layers follow a concatenation
         assert 0 < len(left) < len(norms(model))
@@ -121,7 +121,7 @@ def test_layers_that_are_no_constant_map_are_left_alone(knobs: dict[str, Any]) -
     assert torch.allclose(folded(x), wanted(x))
 
 
-def test_a_part_that_normalises_by_the_batch_is_left_and_the_rest_folded() -> None:
+def test_a_part_that_normalizes_by_the_batch_is_left_and_the_rest_folded() -> None:
     model: Any = norm.steer(small()).eval()
     x = images(4, 2, 5, 5)
     with norm.use(model.bn1, source="batch", update=False):
@@ -312,7 +312,7 @@ def test_hooked_modules_are_left_alone(at: str, register: str) -> None:
     assert norms(norm.fold(model)) == ["bn1"]
 
 
-def test_parametrised_convolutions_are_left_alone() -> None:
+def test_parametrized_convolutions_are_left_alone() -> None:
     model = small()
     nn.utils.parametrizations.weight_norm(model.conv1)
     folded = norm.fold(model)

@@ -60,9 +60,9 @@ def passes(net: nn.Module, x: Tensor, y: Tensor, name: str) -> dict[str, Tensor]
 
 def rank_passes(rank: int, share: list[int]) -> Results:
     x, y = batch().split(share)[rank], LABELS.split(share)[rank]
-    found = {name: passes(norm.synchronise(model()), x, y, name) for name in KNOBS if share[0] == share[1]}
+    found = {name: passes(norm.synchronize(model()), x, y, name) for name in KNOBS if share[0] == share[1]}
     if not found:
-        found["uneven"] = passes(norm.synchronise(model()), x, y, "plain")
+        found["uneven"] = passes(norm.synchronize(model()), x, y, "plain")
     return found
 
 
@@ -72,11 +72,11 @@ def distributed_data_parallel(rank: int) -> Results:
     found = {}
     for name, net in (("stock", small()), ("steered", norm.steer(small()))):
         wrapped = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
-        optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
         for _ in range(2):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (F.cross_entropy(wrapped(x), y) + F.cross_entropy(wrapped(2 * x), y)).backward()
-            optimiser.step()
+            optimizer.step()
         found[name] = state(net)
 
     # A clean and a steered pass in one step, the unused branch frozen before wrapping.
@@ -128,7 +128,7 @@ def alone(name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", KNOBS)
-def test_synchronised_statistics_equal_those_of_the_whole_batch(ranks: list[Results], name: str) -> None:
+def test_synchronized_statistics_equal_those_of_the_whole_batch(ranks: list[Results], name: str) -> None:
     wanted = alone(name)
     for key, value in wanted.items():
         parts = [rank[name][key] for rank in ranks]

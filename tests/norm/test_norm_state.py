@@ -92,7 +92,7 @@ def test_recalibrating_pools_what_deeper_layers_see_behind_batch_statistics(x: T
     model = norm.steer(small())
     parts = [x[:4], x[4:]]
     seen = []
-    for part in parts:  # by hand: the first layer normalises by this very batch
+    for part in parts:  # by hand: the first layer normalizes by this very batch
         h = model.conv1(part)
         h = nn.functional.batch_norm(h, None, None, model.bn1.weight, model.bn1.bias, True)
         seen.append(model.conv2(torch.relu(h)).detach())
@@ -138,7 +138,7 @@ def test_a_later_pass_with_adopted_statistics_reproduces_the_blend(x: Tensor) ->
         steering = norm.use(model, source="blend", rho=0.3, blend_of=of, update=False)
         with steering, norm.observe(model) as seen:
             wanted = model(x)
-        norm.adopt(model, seen, rho=0.3, blend_of=of)
+        norm.set_statistics(model, seen, rho=0.3, blend_of=of)
         assert torch.allclose(model(x), wanted)
 
 
@@ -197,9 +197,9 @@ def test_affine_parameters_are_those_of_all_branches_or_of_one(model: Small) -> 
     assert adv == {name for name in everything if "adv" in name}
 
 
-def test_synchronising_changes_nothing_in_one_process(model: Small, x: Tensor) -> None:
+def test_synchronizing_changes_nothing_in_one_process(model: Small, x: Tensor) -> None:
     wanted = copy.deepcopy(model)(x)
-    assert torch.equal(norm.synchronise(model)(x), wanted)
+    assert torch.equal(norm.synchronize(model)(x), wanted)
 
 
 # ---- shift gradients --------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_shift_gradients_of_a_layer_that_ran_twice_are_refused(x: Tensor) -> Non
     twice = norm.steer(Twice())
     with norm.observe(twice) as seen:
         twice(x).square().sum().backward()
-    with pytest.raises(BadInput, match="bn normalised 2 times"):
+    with pytest.raises(BadInput, match="bn normalized 2 times"):
         norm.shift_gradients(twice, seen, {p: p.grad for p in twice.parameters()})
 
 

@@ -1,4 +1,4 @@
-"""Steering and releasing, branches, their keys, and the kinds of normalisation."""
+"""Steering and releasing, branches, their keys, and the kinds of normalization."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_block_that_is_merely_named_after_batch_norm_is_no_layer() -> None:
     assert list(norm.layers(model)) == ["1"]
 
 
-def test_synchronised_batch_norm_runs_on_a_cpu() -> None:
+def test_synchronized_batch_norm_runs_on_a_cpu() -> None:
     x = images(4, 3, 2, 2, dtype=torch.float32)
     layer, plain = norm.steer(nn.SyncBatchNorm(3)), nn.BatchNorm2d(3)
     assert torch.allclose(layer(x), plain(x), atol=1e-6)
@@ -127,7 +127,7 @@ def test_a_plan_rebuilds_the_branches_that_a_state_dict_needs() -> None:
     norm.add_branch(model.bn2, "tail", statistics=False)
     for value in model.state_dict().values():
         value.copy_(value * 1.5)
-    again = norm.rebuild(small(seed=5), norm.plan(model))
+    again = norm.rebuild(small(seed=5), norm.branch_spec(model))
     again.load_state_dict(model.state_dict(), strict=True)
     x = images(4, 2, 5, 5)
     for branch in ("main", "one", "two", "tail"):
@@ -170,8 +170,8 @@ def test_every_batch_norm_layer_is_swapped_for_another_kind(name: str, kind: str
     assert model(x).shape == (2, 10)
 
 
-def test_without_normalisation_only_the_activation_is_left_and_works_on_a_copy() -> None:
-    """timm's fused layers act in place: fine on what they normalised, not on what they were given."""
+def test_without_normalization_only_the_activation_is_left_and_works_on_a_copy() -> None:
+    """timm's fused layers act in place: fine on what they normalized, not on what they were given."""
     model = public("timm efficientnet_b0").eval()
     x = images(2, 32, 4, 4, dtype=torch.float32)
     wanted, kept = type(model.bn1.act)()(x), x.clone()
@@ -202,7 +202,7 @@ def test_a_layer_without_parameters_or_statistics_is_swapped() -> None:
     assert type(norm.swap(model, "gn")[0]) is nn.GroupNorm
 
 
-def test_group_normalisation_takes_most_groups_that_leave_two_channels_in_each() -> None:
+def test_group_normalization_takes_most_groups_that_leave_two_channels_in_each() -> None:
     for channels, groups in ((128, 32), (64, 32), (48, 24), (20, 10), (33, 11), (37, 1), (2, 1), (1, 1)):
         made: Any = norm.make("gn", channels)
         assert made.num_groups == groups
@@ -215,10 +215,20 @@ def test_made_layers_have_as_many_axes_as_asked() -> None:
 
 
 @pytest.mark.parametrize("count", [6, 4])
-def test_instances_without_positions_are_refused_and_with_positions_normalised(count: int) -> None:
+def test_instances_without_positions_are_refused_and_with_positions_normalized(count: int) -> None:
     model = norm.swap(nn.Sequential(nn.BatchNorm1d(4).double()), "in")
     with pytest.raises(BadInput, match="needs features with positions"):
         model(images(count, 4))
     x = images(count, 4, 7)
     wanted = (x - x.mean(2, keepdim=True)) / (x.var(2, keepdim=True, correction=0) + 1e-5).sqrt()
     assert torch.allclose(model(x), wanted)
+
+
+def test_old_names_still_work_and_warn() -> None:
+    model = norm.steer(small())
+    with pytest.warns(DeprecationWarning, match=r"norm\.in_force is now norm\.active_branch"):
+        old: Any = norm.in_force
+    assert old(model) == norm.active_branch(model) == "main"
+    norm.layers(model)["bn1"].reset_running_stats()
+    with pytest.warns(DeprecationWarning, match="LayerAudit.warnings"):
+        assert [warning.kind for warning in norm.audit(model).layers[0].trouble] == ["never trained"]

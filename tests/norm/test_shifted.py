@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.norm import layer as module
-from trimtab.norm.shifted import is_constant
+from trimtab.norm import _forward as module
+from trimtab.norm._kernels.shifted import is_constant
 
 SHIFTS = {
     "both": (0.1, 0.2),
     "mean": (-0.3, None),
-    "deviation": (None, 0.25),
+    "std": (None, 0.25),
     "neither": (None, None),
 }
 
@@ -39,8 +39,8 @@ def passed(
     if not short:
         monkeypatch.setattr(module, "is_constant", lambda shift: False)
     taken = []
-    way = module.normalise_shifted
-    monkeypatch.setattr(module, "normalise_shifted", lambda *given: taken.append(1) or way(*given))
+    way = module.normalize_shifted
+    monkeypatch.setattr(module, "normalize_shifted", lambda *given: taken.append(1) or way(*given))
     x = x.detach().clone().requires_grad_(True)
     with norm.use(net, shift={"0": norm.Shift(mu, sigma, through)}), norm.observe(net) as seen:
         z = net(x)

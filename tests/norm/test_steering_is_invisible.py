@@ -113,7 +113,7 @@ def test_a_steered_model_that_nobody_steers_runs_the_operators_of_the_stock_one(
     assert stock.ran == steered.ran
 
 
-def test_a_synchronised_layer_of_one_process_is_invisible_on_a_cpu_too() -> None:
+def test_a_synchronized_layer_of_one_process_is_invisible_on_a_cpu_too() -> None:
     stock = nn.SyncBatchNorm(4)
     steered = norm.steer(copy.deepcopy(stock))
     for draw in range(3):

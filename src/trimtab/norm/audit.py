@@ -1,4 +1,4 @@
-"""What state are a model's normalisation layers in, what is wrong with them, and what to do about it."""
+"""Report the state of a model's normalization layers: what is wrong with them, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.copies import duplicate
+from trimtab._clone import fast_deepcopy
+from trimtab.norm._kernels.moments import moments, pool
 from trimtab.norm.layer import Steered
-from trimtab.norm.moments import moments, pool
 from trimtab.norm.setting import MAIN, Moments
 from trimtab.norm.state import images_for
 from trimtab.norm.surgery import is_batch_norm
@@ -20,63 +20,91 @@ from trimtab.types import BadInput
 DEAD_VARIANCE = 1e-10
 """A channel whose running variance is below this is constant: nothing passes through it."""
 DRIFT = 0.5
-"""Mean drift, in running deviations, from which statistics belong to another domain."""
+"""Mean drift, in running stds, from which statistics are taken to belong to another domain."""
 
 SCRIPT = "script"
 _OTHER_KINDS = {nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
 
 @dataclass(frozen=True)
-class Trouble:
+class LayerWarning:
+    """One thing that is wrong with a layer."""
+
     kind: str
     """In a word or two."""
     what: str
-    """What was found, in a clause."""
+    """What is wrong, in a clause."""
     advice: str
     """What to do about it."""
 
 
 @dataclass(frozen=True)
 class LayerAudit:
+    """The state of one normalization layer."""
+
     name: str
+    """Its name in the model."""
     kind: str
+    """`"batch"`, `"instance"`, `"group"`, `"layer"`, or `"script"` for a TorchScript module, whose layers
+    are hidden."""
     channels: int
+    """Number of channels."""
     branches: tuple[str, ...]
+    """Names of its branches, "main" first."""
     momentum: float | None
+    """Momentum of the running statistics; None for a cumulative average, or if the layer has none."""
     training: bool
+    """Whether the layer is in training mode."""
     batches_seen: int | None
     """Updates of the main branch's running statistics; None if the layer keeps none."""
     drift_mean: float | None
-    """|batch mean - running mean| / running deviation, averaged over channels; None without data."""
+    """|batch mean - running mean| / running std, averaged over channels; None without data."""
     drift_std: float | None
-    """Batch deviation / running deviation, geometric mean over channels; None without data."""
-    trouble: tuple[Trouble, ...]
+    """Batch std / running std, geometric mean over channels; None without data."""
+    warnings: tuple[LayerWarning, ...]
+    """What is wrong with the layer."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "trouble":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        from warnings import warn
+
+        warn("LayerAudit.trouble is now LayerAudit.warnings", DeprecationWarning, stacklevel=2)
+        return self.warnings
 
 
 @dataclass(frozen=True)
 class Audit:
+    """The state of all normalization layers of a model; prints as a table."""
+
     layers: tuple[LayerAudit, ...]
+    """One row per layer, in the order of `model.named_modules()`."""
 
     @property
     def sound(self) -> bool:
-        return not any(layer.trouble for layer in self.layers)
+        """Whether no layer has a warning."""
+        return not any(layer.warnings for layer in self.layers)
 
     def __str__(self) -> str:
         width = max((len(layer.name) for layer in self.layers), default=0)
-        lines = [f"{len(self.layers)} normalisation layers, {'no trouble' if self.sound else 'with trouble'}"]
+        lines = [
+            f"{len(self.layers)} normalization layers, {'no warnings' if self.sound else 'with warnings'}"
+        ]
         for layer in self.layers:
             lines.append(
                 f"{layer.name:<{width}}  {layer.kind:<8} {layer.channels:>5}  {','.join(layer.branches)}"
             )
-            lines += [f"{'':<{width}}  ! {trouble.what}: {trouble.advice}" for trouble in layer.trouble]
+            lines += [f"{'':<{width}}  ! {warning.what}: {warning.advice}" for warning in layer.warnings]
         return "\n".join(lines)
 
 
 def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
-    """A row per normalisation layer: kind, branches, state, trouble, advice. The model is not touched.
+    """Inspect every normalization layer: kind, branches, state, warnings, advice. The model is not changed.
 
-    With `batches` (image tensors, or tuples that start with one) each layer's running statistics are
-    compared with those that the data give.
+    Args:
+        model: Any model, steered or not.
+        batches: Image tensors, or tuples that start with one: each layer's running statistics are
+            compared with those of these images.
     """
     for name, module in model.named_modules():
         lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
@@ -92,7 +120,7 @@ def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
         elif kind is not None:
             rows.append(_audit_other(name, module, kind))
         elif isinstance(module, torch.jit.ScriptModule) and not any(row.kind == SCRIPT for row in rows):
-            closed = Trouble("scripted", "TorchScript hides its layers", "audit what it was made from")
+            closed = LayerWarning("scripted", "TorchScript hides its layers", "audit what it was made from")
             rows.append(LayerAudit(name, SCRIPT, 0, (), None, module.training, None, None, None, (closed,)))
     return Audit(tuple(rows))
 
@@ -106,25 +134,25 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudit:
-    trouble = []
+    warnings = []
     branches = layer.branch_names if isinstance(layer, Steered) else (MAIN,)
     for branch in branches:
         statistics = layer.statistics_holder(branch) if isinstance(layer, Steered) else layer
         affine = layer.affine_holder(branch) if isinstance(layer, Steered) else layer
         where = "" if branch == MAIN else f"branch {branch}: "
-        trouble += [replace(t, what=where + t.what) for t in _troubles(affine, statistics)]
+        warnings += [replace(w, what=where + w.what) for w in _state_warnings(affine, statistics)]
     momentum = getattr(layer, "momentum", None)
-    trouble += _momentum_troubles(momentum)
+    warnings += _momentum_warnings(momentum)
     drift_mean = drift_std = None
     if batch is not None and layer.running_mean is not None:
         sigma = (layer.running_var + layer.eps).sqrt()
         drift_mean = float(((batch.mean - layer.running_mean).abs() / sigma).mean())
         drift_std = float(((batch.var + layer.eps).sqrt() / sigma).log().mean().exp())
         off = not drift_mean < DRIFT or not 0.5 < drift_std < 2.0
-        if off and not any(t.kind == "never trained" for t in trouble):
-            what = f"on this data the mean is {drift_mean:.2g} deviations off, the deviation {drift_std:.2g}x"
-            trouble.append(
-                Trouble("drift", what, "the statistics are of another domain: recalibrate or adapt")
+        if off and not any(w.kind == "never trained" for w in warnings):
+            what = f"on this data the mean is {drift_mean:.2g} stds off, the std is {drift_std:.2g}x"
+            warnings.append(
+                LayerWarning("drift", what, "the statistics are of another domain: recalibrate or adapt")
             )
     return LayerAudit(
         name=name,
@@ -138,56 +166,60 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         else int(getattr(layer, "num_batches_tracked", 0) or 0),
         drift_mean=drift_mean,
         drift_std=drift_std,
-        trouble=tuple(trouble),
+        warnings=tuple(warnings),
     )
 
 
-def _troubles(affine: Any, statistics: Any) -> Iterable[Trouble]:
+def _state_warnings(affine: Any, statistics: Any) -> Iterable[LayerWarning]:
     mean, var = statistics.running_mean, statistics.running_var
     gains = [t for t in (affine.weight, affine.bias) if t is not None]
     if not all(bool(t.isfinite().all()) for t in gains):
-        yield Trouble("not finite", "non-finite gain or bias", "restore an earlier checkpoint")
+        yield LayerWarning("not finite", "non-finite gain or bias", "restore an earlier checkpoint")
     if mean is None:
-        yield Trouble(
+        yield LayerWarning(
             "no statistics",
             "keeps no running statistics",
             "an image's output depends on its batch; track them",
         )
         return
     if not (mean.isfinite().all() and var.isfinite().all()):
-        yield Trouble("not finite", "non-finite running statistics", "recalibrate on clean data")
+        yield LayerWarning("not finite", "non-finite running statistics", "recalibrate on clean data")
     elif bool((mean == 0).all()) and bool((var == 1).all()):
-        yield Trouble(
+        yield LayerWarning(
             "never trained", "running statistics were never trained", "train, or recalibrate on data"
         )
     else:
         negative, dead = int((var < 0).sum()), int(((var >= 0) & (var < DEAD_VARIANCE)).sum())
         if negative:
-            yield Trouble(
+            yield LayerWarning(
                 "negative", f"{negative} channels have a negative variance", "recalibrate on clean data"
             )
         if dead:
             what = f"{dead} of {len(var)} channels are dead (constant)"
-            yield Trouble(
+            yield LayerWarning(
                 "dead channels", what, "prune them or lower the learning rate; their shift has no effect"
             )
 
 
-def _momentum_troubles(momentum: float | None) -> Iterable[Trouble]:
+def _momentum_warnings(momentum: float | None) -> Iterable[LayerWarning]:
     if momentum == 0:
-        yield Trouble(
+        yield LayerWarning(
             "momentum", "momentum 0", "running statistics never learn; take 0.1, or freeze on purpose"
         )
     elif momentum == 1:
-        yield Trouble("momentum", "momentum 1", "running statistics are those of the last batch; take 0.1")
+        yield LayerWarning(
+            "momentum", "momentum 1", "running statistics are those of the last batch; take 0.1"
+        )
 
 
 def _audit_other(name: str, layer: Any, kind: str) -> LayerAudit:
-    trouble = []
+    warnings = []
     if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
-        trouble.append(Trouble("not finite", "non-finite gain or bias", "restore an earlier checkpoint"))
+        warnings.append(
+            LayerWarning("not finite", "non-finite gain or bias", "restore an earlier checkpoint")
+        )
     channels = _channels(layer)
-    return LayerAudit(name, kind, channels, (MAIN,), None, layer.training, None, None, None, tuple(trouble))
+    return LayerAudit(name, kind, channels, (MAIN,), None, layer.training, None, None, None, tuple(warnings))
 
 
 def _channels(layer: Any) -> int:
@@ -201,7 +233,7 @@ def _channels(layer: Any) -> int:
 @torch.no_grad()
 def _moments_on(model: nn.Module, batches: Iterable[Any]) -> dict[str, Moments]:
     """The moments of what each batch-norm layer receives, the network as it is in eval mode."""
-    probe = duplicate(model).eval()
+    probe = fast_deepcopy(model).eval()
     seen: dict[str, list[Moments]] = {}
 
     def watch(name: str) -> Any:
@@ -212,4 +244,4 @@ def _moments_on(model: nn.Module, batches: Iterable[Any]) -> dict[str, Moments]:
             module.register_forward_pre_hook(watch(name))
     for batch in batches:
         probe(images_for(probe, batch))
-    return {name: pool(found) for name, found in seen.items()}
+    return {name: pool(parts) for name, parts in seen.items()}

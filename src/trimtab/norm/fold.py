@@ -3,8 +3,8 @@
 With running statistics a batch-norm layer is a constant affine map per channel, so conv + norm is one
 convolution: W' = W gamma / sigma, b' = (b - mu) gamma / sigma + beta. Attacks and certification run
 many passes over a fixed network and take this copy. A pair is folded only if tracing proves it: the
-convolution feeds this layer and nothing else, both run once, and nobody else reads their tensors. By
-the same proof the copy's ReLUs overwrite a folded layer's output, or a sum with one, that only they read.
+convolution feeds only this layer, both run once, and nothing else reads their tensors. By the same
+proof the copy's ReLUs work in place on a folded layer's output, or on a sum with one, that only they read.
 """
 
 from __future__ import annotations
@@ -17,60 +17,56 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.copies import duplicate, unhooked
+from trimtab._clone import fast_deepcopy, is_plain
+from trimtab._trace import Tracer
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.moments import widest
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import layers
 from trimtab.norm.surgery import is_batch_norm
-from trimtab.tracing import Tracer
 from trimtab.types import BadInput
 
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def fold(model: nn.Module, example: Tensor | None = None, wanted: Tensor | None = None) -> nn.Module:
-    """A frozen copy of `model` that computes what the model does in eval mode, with fewer layers.
+def fold(model: nn.Module, example: Tensor | None = None, logits: Tensor | None = None) -> nn.Module:
+    """Return a frozen copy of `model` that computes what the model does in eval mode, with fewer layers.
 
-    Branches and settings in force are taken over. Layers that do not normalise with running statistics,
-    and pairs that tracing cannot prove, are left as they are. With an `example` batch the copy is checked
-    against the model, and given unfolded should they differ beyond rounding; if the model's answer to it
-    is known already, give it as `wanted`.
+    Active branches and settings are taken over. Layers that do not normalize with running statistics, and
+    pairs that tracing cannot prove, are left as they are.
+
+    Args:
+        model: The network; it is not changed.
+        example: A batch on which the copy is compared with the model; if they differ beyond rounding, the
+            copy is returned unfolded.
+        logits: What the model returns for `example`, if that is already known.
     """
-    return folded(model, example, wanted)[0]
-
-
-def folded(
-    model: nn.Module, example: Tensor | None = None, wanted: Tensor | None = None
-) -> tuple[nn.Module, fx.Graph | None]:
-    """As `fold`, and the trace of the copy, if there is one that tells all that the copy does."""
-    copied = _frozen_copy(model)
-    tracer = _Tracer(copied)
-    graph = tracer.attempt(copied)
-    modules = dict(copied.named_modules())
+    copy = _frozen_copy(model)
+    tracer = _Tracer(copy)
+    graph = tracer.attempt(copy)
+    modules = dict(copy.named_modules())
     pairs = foldable(tracer, graph, modules) if graph else []
-    told = graph if tracer.faithful else None
     if graph is None or not pairs:
-        return copied, told
-    if example is not None and (wanted is None or torch.is_autocast_enabled(example.device.type)):
-        wanted = _logits(copied, example)  # before anything is changed
-    if all(map(unhooked, modules.values())):  # a hook may keep what it is shown
+        return copy
+    if example is not None and (logits is None or torch.is_autocast_enabled(example.device.type)):
+        logits = _logits(copy, example)  # before anything is changed
+    if all(map(is_plain, modules.values())):  # a hook may store its tensors
         for name in overwriting(graph, modules, {norm for _, norm in pairs}):
-            copied.get_submodule(name).inplace = True  # type: ignore[assignment]
+            copy.get_submodule(name).inplace = True  # type: ignore[assignment]
     for conv_name, norm_name in pairs:
-        _merge(copied, conv_name, norm_name)
-    if example is None or wanted is None or _agree(copied, example, wanted):
-        return copied, told
-    return _frozen_copy(model), None
+        _merge(copy, conv_name, norm_name)
+    if example is None or logits is None or _agree(copy, example, logits):
+        return copy
+    return _frozen_copy(model)
 
 
 def is_fixed(model: nn.Module) -> bool:
-    """Whether every norm layer of a model in eval mode is a constant map, and none looks at the batch."""
+    """Return whether every norm layer of a model in eval mode is a constant map, independent of the batch."""
     return all(_is_fixed(module) for module in model.modules() if is_batch_norm(module))
 
 
 def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
-    """(convolution, norm layer) pairs that are proved to be one affine map."""
+    """Return the (convolution, norm layer) pairs that are proved to be one affine map."""
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times: dict[nn.Module, int] = {}
     for node in calls:
@@ -85,7 +81,7 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
             continue
         conv_name, norm_name = str(before.target), str(node.target)
         conv, norm = modules[conv_name], modules[norm_name]
-        plain = type(conv) in _FOLDABLE and unhooked(conv) and unhooked(norm)
+        plain = type(conv) in _FOLDABLE and is_plain(conv) and is_plain(norm)
         once = times[conv] == times[norm] == places[conv] == places[norm] == 1
         alone = once and not read & {conv_name, norm_name}
         if plain and alone and tracer.fixed.get(norm):
@@ -94,7 +90,7 @@ def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) ->
 
 
 def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]) -> list[str]:
-    """ReLUs that may overwrite what they are given: nobody else reads it, and no gradient needs it."""
+    """Return the ReLUs that may overwrite their input: no other node reads it, no gradient needs it."""
     safe: dict[str, bool] = {}
     for node in graph.nodes:
         if node.op == "call_module" and type(modules[node.target]) is nn.ReLU:
@@ -103,43 +99,43 @@ def overwriting(graph: fx.Graph, modules: dict[str, nn.Module], folded: set[str]
 
 
 def _spares(relu: fx.Node, modules: dict[str, nn.Module], folded: set[str]) -> bool:
-    """Whether its input is a folded layer's output, or a sum that begins with one, and is read by it alone.
+    """Whether only this ReLU reads its input, which is a folded layer's output or a sum that begins with one.
 
     An activation that a norm layer ends in needs its own output.
     """
-    given = _made_for(relu)
-    if given is not None and given.target in (operator.add, operator.iadd):
-        given = _made_for(given)
-    if given is None or given.op != "call_module":
+    source = _sole_input(relu)
+    if source is not None and source.target in (operator.add, operator.iadd):
+        source = _sole_input(source)
+    if source is None or source.op != "call_module":
         return False
-    return given.target in folded and not after(modules[str(given.target)])
+    return source.target in folded and not after(modules[str(source.target)])
 
 
-def _made_for(node: fx.Node) -> fx.Node | None:
-    """The first thing that a node is given, if nobody else is given it."""
-    given = node.args[0] if node.args else None
-    return given if isinstance(given, fx.Node) and len(given.users) == 1 else None
+def _sole_input(node: fx.Node) -> fx.Node | None:
+    """The node's first argument, if no other node reads it."""
+    argument = node.args[0] if node.args else None
+    return argument if isinstance(argument, fx.Node) and len(argument.users) == 1 else None
 
 
 class _Tracer(Tracer):
-    """Takes norm layers as leaves, and notes which are constant.
+    """Takes norm layers as leaves, and records which are constant.
 
-    A layer that the forward pass itself steers is left alone: it has another setting when called than
-    when it is folded.
+    A layer that the forward pass itself steers is not folded: its setting when called differs from its
+    setting when folded.
     """
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
-        found = [module for module in root.modules() if is_batch_norm(module)]
-        self.fixed = {module: _is_fixed(module) for module in found}
-        self.settings = {module: getattr(module, "setting", None) for module in found}
+        norms = [module for module in root.modules() if is_batch_norm(module)]
+        self.fixed = {module: _is_fixed(module) for module in norms}
+        self.settings = {module: getattr(module, "setting", None) for module in norms}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self.fixed or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if m in self.fixed and getattr(m, "setting", None) is not self.settings[m]:
-            self.fixed[m] = self.faithful = False
+            self.fixed[m] = False
         return super().call_module(m, forward, args, kwargs)
 
 
@@ -181,9 +177,9 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:
-    frozen = duplicate(model)
+    frozen = fast_deepcopy(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
-        # A copy starts at rest; this one rests where the model is, unobserved, and so do copies of it.
+        # A copy starts neutral; this one, and copies of it, keep the model's setting, unobserved.
         layer.rest = layer.setting = replace(original.setting, observe=None)
     for parameter in frozen.parameters():
         parameter.requires_grad_(False)
@@ -200,10 +196,10 @@ def _logits(model: nn.Module, example: Tensor) -> Tensor:
     return z
 
 
-def _agree(folded: nn.Module, example: Tensor, wanted: Tensor) -> bool:
+def _agree(folded: nn.Module, example: Tensor, logits: Tensor) -> bool:
     try:
-        got = _logits(folded, example)
-    except AttributeError:  # the forward pass asks a norm layer that is gone
+        folded_logits = _logits(folded, example)
+    except AttributeError:  # the forward pass reads an attribute of a norm layer that is gone
         return False
-    scale = float(wanted.abs().max().clamp(min=1e-6))
-    return bool(((got - wanted).abs().max() <= 1e-3 * scale).item())
+    scale = float(logits.abs().max().clamp(min=1e-6))
+    return bool(((folded_logits - logits).abs().max() <= 1e-3 * scale).item())

@@ -1,6 +1,8 @@
-"""Which kind of normalisation: one function that makes a layer, one that swaps the kind in any model."""
+"""Make normalization layers of any kind, and swap the kind in any model."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from torch import Tensor, nn
 
@@ -12,21 +14,24 @@ KINDS = ("bn", "gn", "in", "ln", "none")
 
 
 class InstanceNorm1d(nn.InstanceNorm1d):
-    """For (N, C, L) alone: the stock layer reads a batch (N, C) as one image (C, L)."""
+    """Instance normalization of (N, C, L) only: the stock layer reads a batch (N, C) as one image (C, L)."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() != 3:
             raise BadInput(
-                f"instance normalisation needs features with positions (N, C, L), found shape "
+                f"instance normalization needs features with positions (N, C, L), found shape "
                 f"{tuple(input.shape)}; take gn or ln"
             )
 
 
 def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
-    """A fresh normalisation layer for (N, channels, ...) features with `dims` positions' axes.
+    """Make a normalization layer for features (N, channels, ...) with `dims` spatial axes.
 
-    `gn` takes 32 groups, or as many as leave two channels in each; `ln` normalises each image over
-    all channels and positions (one group), as the papers do for convolutional networks.
+    Args:
+        kind: `"bn"`, `"gn"` (32 groups, fewer if a group would have less than two channels), `"in"`, `"ln"`
+            (one group: each image over all channels and positions) or `"none"`.
+        channels: Number of channels.
+        dims: Number of spatial axes.
     """
     if kind == "bn":
         return (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims](channels)
@@ -35,31 +40,42 @@ def make(kind: str, channels: int, dims: int = 2) -> nn.Module:
         return nn.GroupNorm(groups, channels)
     if kind == "in":
         if dims == 0:
-            raise BadInput("instance normalisation needs features with positions, found a layer on (N, C)")
+            raise BadInput("instance normalization needs features with positions, found a layer on (N, C)")
         return (InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 1](channels, affine=True)
     if kind == "ln":
         return nn.GroupNorm(1, channels)
     if kind == "none":
         return nn.Identity()
-    raise BadInput(f"{kind!r} is no kind of normalisation; take one of {', '.join(KINDS)}")
+    raise BadInput(f"{kind!r} is no kind of normalization; use one of {', '.join(KINDS)}")
 
 
-def swap(model: nn.Module, kind: str) -> nn.Module:
+def swap(model: nn.Module, kind: str, only: Collection[str] | None = None) -> nn.Module:
     """Replace every batch-norm layer of `model`, in place, by a fresh one of another kind; return the model.
 
-    Gains start at one and biases at zero, except that a constant gain survives (residual networks start
-    some gains at zero on purpose). What a fused layer did after normalising (timm's activation) stays.
-    Trained statistics do not carry over between kinds, so the network must be trained again.
+    Gains start at one and biases at zero, except that a constant gain is kept (residual networks start
+    some gains at zero on purpose). The activation of a fused layer (timm's) is kept. Trained statistics do
+    not carry over between kinds, so the network must be trained again.
+
+    Args:
+        model: A network with batch-norm layers.
+        kind: One of `KINDS`.
+        only: Names of the layers to replace; all if None.
     """
     if is_batch_norm(model):
         raise BadInput("the model is itself a batch-norm layer; swap works on a network that contains some")
-    make(kind, 1)  # an unknown kind is told before anything is replaced
-    made: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
-    for parent in list(model.modules()):
+    make(kind, 1)  # raises on an unknown kind before anything is replaced
+    modules = dict(model.named_modules())
+    for name in only or ():
+        if name not in modules or not is_batch_norm(modules[name]):
+            raise BadInput(f"{name} is no batch-norm layer of this {type(model).__name__}")
+    successors: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
+    for path, parent in modules.items():
         for name, old in [(n, m) for n, m in parent._modules.items() if m is not None and is_batch_norm(m)]:
-            if old not in made:
-                made[old] = _successor(old, kind)
-            setattr(parent, name, made[old])
+            if only is not None and (f"{path}.{name}" if path else name) not in only:
+                continue
+            if old not in successors:
+                successors[old] = _successor(old, kind)
+            setattr(parent, name, successors[old])
     return model
 
 
@@ -70,7 +86,7 @@ def _successor(old: nn.Module, kind: str) -> nn.Module:
     if gain is not None and fresh is not None and bool((gain == gain[0]).all()):
         fresh.data.fill_(gain[0].item())
     for module in after(old) if kind == "none" else ():
-        # Nothing before it makes a copy any more, and its input may serve others.
+        # No layer before it makes a copy now, and others may read its input.
         module.inplace = False  # type: ignore[assignment]
     new = nn.Sequential(new, *after(old)) if after(old) else new
     return new.train(old.training)

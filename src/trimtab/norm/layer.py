@@ -1,45 +1,27 @@
-"""A batch-norm layer that is steered: the stock layer, with its hidden answers as a `Setting`.
+"""A steered batch-norm layer: the stock layer, with the choices of its forward pass in a `Setting`.
 
 `Steered` is mixed into the layer's own class (see `surgery`), so that keys, attributes and fused
-activations stay. With a neutral setting it runs the stock forward pass and nothing else. Else:
-
-    route the batch to its branches -> group within each part -> take moments -> normalise -> learn
-
-Parts whose branches share statistics are estimated together; a branch learns once, from pooled moments,
-so a grouped or routed pass leaves the same running statistics as a plain one. What normalises is read
-before anything is learnt.
+activations stay. With a neutral setting it runs the stock forward pass and nothing else; otherwise the
+pass in `_forward`. A branch is updated once per pass, from pooled moments, so a grouped or routed pass
+leaves the same running statistics as a plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trimtab.norm.groups import NO_DEVIATION, Groups, normalise_groups, take_moments
-from trimtab.norm.moments import (
-    blend,
-    keep,
-    moments,
-    normalise_by,
-    normalise_by_batch,
-    pool,
-    scale_and_offset,
-)
-from trimtab.norm.parts import Coefficients, Plan, Vectors, normalise_parts
-from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Setting, Shift
-from trimtab.norm.shifted import is_constant, normalise_shifted
-from trimtab.norm.synchronise import local_groups, pool_processes, world_size
-from trimtab.types import BadInput
+from trimtab.norm._forward import steered_pass
+from trimtab.norm.setting import MAIN, NEUTRAL, Setting
+from trimtab.norm.synchronize import world_size
 
 
 class Holder(nn.Module):
-    """Whatever holds a branch: the steered layer itself for "main", else a `Branch`."""
+    """The module that holds a branch: the steered layer itself for "main", else a `Branch`."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -49,7 +31,12 @@ class Holder(nn.Module):
 
 
 class Branch(Holder):
-    """Parameters and running statistics of one more branch of a layer. A half it shares is absent."""
+    """Parameters and running statistics of another branch of a layer; a half that it shares is absent.
+
+    Args:
+        affine_of: The branch whose gamma and beta it shares; None if it has its own.
+        statistics_of: The branch whose running statistics it shares; None if it has its own.
+    """
 
     def __init__(self, affine_of: str | None, statistics_of: str | None) -> None:
         super().__init__()
@@ -57,30 +44,24 @@ class Branch(Holder):
         self.statistics_of = statistics_of
 
     def extra_repr(self) -> str:
+        """Return the halves that are shared, for printing."""
         shared = {"affine": self.affine_of, "statistics": self.statistics_of}
         return ", ".join(f"{half} of {owner}" for half, owner in shared.items() if owner)
 
 
-class Part(NamedTuple):
-    """One branch's share of the batch: how many images, the holder of gamma and beta, that of statistics."""
-
-    images: int
-    affine: Holder
-    statistics: Holder
-
-
 class Steered(Holder):
-    """Mixed into a batch-norm class by `surgery.steered_class`; never constructed on its own."""
+    """Steer a batch-norm class that it is mixed into (`steered_class`); never constructed on its own."""
 
     setting: Setting
-    """In force now; `use` replaces it and puts it back."""
+    """The current setting; `use` replaces and restores it."""
     rest: Setting
-    """In force when no `use` is: neutral unless `freeze` set it. Copies and pickles start from it."""
-    synchronised: bool
+    """The setting outside of `use`: neutral unless `freeze` set it. Copies and pickles start from it."""
+    synchronized: bool
+    """Whether batch statistics are taken over all processes."""
     stock_class: ClassVar[type[nn.Module]]
-    """The class it was, and will be after `release`."""
+    """Its class before `steer` and after `release`."""
     tail: ClassVar[Callable[[Any, Tensor], Tensor]]
-    """What the stock forward pass does after normalising (timm fuses drop-out and activation)."""
+    """What the stock forward pass does after normalizing (timm fuses drop-out and activation)."""
 
     num_features: int
     eps: float
@@ -89,15 +70,17 @@ class Steered(Holder):
     _check_input_dim: Callable[[Tensor], None]
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalize a batch (N, C, ...) by the current setting."""
         if self.runs_stock(input):
             return super().forward(input)  # the stock class is next in line
         self._check_input_dim(input)
-        return self.tail(_steered_pass(self, input))
+        return self.tail(steered_pass(self, input))
 
     # ---- branches -----------------------------------------------------------------------------------
 
     @property
     def branch_names(self) -> tuple[str, ...]:
+        """Names of all branches, "main" first."""
         return (MAIN, *self.branch_modules)
 
     @property
@@ -107,58 +90,73 @@ class Steered(Holder):
         return {} if box is None else cast(Mapping[str, Branch], box._modules)
 
     def holder(self, branch: str) -> Holder:
-        """The module that a branch lives in: the layer itself for "main", else its `Branch`.
+        """Return the module that holds a branch: the layer itself for "main", else its `Branch`.
 
-        A layer that never got this branch answers with "main" (AdvBN doubles only the tail's layers).
+        A layer without this branch returns that of "main" (AdvBN adds its branch to the tail's layers only).
         """
         return self.branch_modules.get(branch, self)
 
     def affine_holder(self, branch: str) -> Holder:
-        own = self.holder(branch)
-        return self.holder(own.affine_of) if isinstance(own, Branch) and own.affine_of else own
+        """Return the module that holds gamma and beta of a branch."""
+        holder = self.holder(branch)
+        shares = isinstance(holder, Branch) and holder.affine_of
+        return self.holder(shares) if shares else holder
 
     def statistics_holder(self, branch: str) -> Holder:
-        own = self.holder(branch)
-        return self.holder(own.statistics_of) if isinstance(own, Branch) and own.statistics_of else own
+        """Return the module that holds the running statistics of a branch."""
+        holder = self.holder(branch)
+        shares = isinstance(holder, Branch) and holder.statistics_of
+        return self.holder(shares) if shares else holder
 
-    # ---- answers of the stock layer, where a knob is None -----------------------------------------------
+    # ---- the knobs in effect: those of the stock layer where one is None --------------------------------
 
     def branch_now(self) -> str:
-        """The branch in force; where a batch is routed to several, "main"."""
+        """Return the active branch; "main" if the batch is routed to several."""
         return self.setting.branch if isinstance(self.setting.branch, str) else MAIN
 
     def source_now(self) -> str:
+        """Return which statistics normalize the next batch: "batch", "running" or "blend"."""
         if self.setting.source is not None:
             blends_nothing = self.setting.source == "blend" and self.setting.rho == 0
             return "running" if blends_nothing else self.setting.source
         return "batch" if self.training or not self.keeps_statistics else "running"
 
     def update_now(self) -> bool | float | str:
+        """Return how the next pass updates the running statistics; False if it does not."""
         if self.setting.update is not None:
             return self.setting.update
         return self.training and self.track_running_stats and self.keeps_statistics
 
     @property
     def keeps_statistics(self) -> bool:
-        """Stock decides by the buffers: without them it normalises by the batch in every mode."""
+        """Whether there are running statistics; without them the batch normalizes in every mode."""
         return self.running_mean is not None
 
     def pools_processes(self) -> bool:
-        """Whether batch statistics are taken over all processes: as in SyncBatchNorm, only in training."""
-        return self.synchronised and self.training and world_size(self.processes) > 1
+        """Return whether statistics are taken over all processes: as in SyncBatchNorm, only in training."""
+        return self.synchronized and self.training and world_size(self.processes) > 1
 
     @property
     def processes(self) -> Any:
-        """The process group that statistics are taken over: SyncBatchNorm may have one, None is all."""
+        """The process group that statistics are taken over; None is all processes."""
         return getattr(self, "process_group", None)
 
     def runs_stock(self, input: Tensor) -> bool:
+        """Return whether the stock forward pass can take this batch."""
         if isinstance(self, nn.SyncBatchNorm) and self.training:
             alone = not dist.is_available() or not dist.is_initialized()
-            return self.setting.neutral and (alone or (self.synchronised and input.is_cuda))  # all it takes
+            return self.setting.neutral and (
+                alone or (self.synchronized and input.is_cuda)
+            )  # it refuses others
         return self.setting.neutral and not self.pools_processes()
 
     # ---- copies ---------------------------------------------------------------------------------------
+
+    def __fingerprint__(self) -> tuple[type[nn.Module], dict[str, Any]]:
+        """The stock class and its attributes: steering changes nothing, a frozen setting does."""
+        state = {name: value for name, value in vars(self).items() if name not in ("setting", "synchronized")}
+        rest = {name: knob for name, knob in vars(state.pop("rest")).items() if knob is not None}
+        return self.stock_class, state if self.rest.neutral else state | {"rest": rest}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = self.__dict__ | {"setting": self.rest}
@@ -166,8 +164,8 @@ class Steered(Holder):
 
 
 def _revive(stock: type[nn.Module]) -> Steered:
-    made = steered_class(stock)
-    return made.__new__(made)
+    kind = steered_class(stock)
+    return kind.__new__(kind)
 
 
 # ---- which classes can be steered ------------------------------------------------------------------------
@@ -177,20 +175,21 @@ TAILS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "torch.nn.modules.batchnorm.SyncBatchNorm.forward": lambda layer, y: y,
     "timm.layers.norm_act.BatchNormAct2d.forward": lambda layer, y: layer.act(layer.drop(y)),
 }
-"""The forward passes that are understood, and what each does after normalising."""
+"""The supported forward passes, and what each does after normalizing."""
 
 
 def after(layer: nn.Module) -> list[nn.Module]:
-    """The modules that run after normalising, in order, when a layer is taken apart."""
+    """Return the modules that a fused layer runs after normalizing, in order."""
     return [child for name, child in layer.named_children() if name in ("drop", "act")]
 
 
 def start(layer: Steered) -> None:
-    """Give a layer whose class was just changed the state that the stock one lacks."""
-    layer.__dict__.update(setting=NEUTRAL, rest=NEUTRAL, synchronised=isinstance(layer, nn.SyncBatchNorm))
+    """Initialize the attributes that a layer needs once its class is a steered one."""
+    layer.__dict__.update(setting=NEUTRAL, rest=NEUTRAL, synchronized=isinstance(layer, nn.SyncBatchNorm))
 
 
 def understood(kind: type[nn.Module]) -> bool:
+    """Return whether layers of this class can be steered: whether its forward pass is a supported one."""
     return _forward_of(kind) in TAILS
 
 
@@ -210,135 +209,3 @@ steered_class: Callable[[type[nn.Module]], type[Steered]] = cache(_steered_class
 
 def _forward_of(kind: type[nn.Module]) -> str:
     return f"{kind.forward.__module__}.{kind.forward.__qualname__}"
-
-
-# ---- the pass -----------------------------------------------------------------------------------------
-
-
-def _steered_pass(layer: Steered, x: Tensor) -> Tensor:
-    setting, source, update = layer.setting, layer.source_now(), layer.update_now()
-    if (source != "batch" or update is not False) and not layer.keeps_statistics:
-        raise BadInput('this layer keeps no running statistics: use source="batch" and update=False')
-    parts = _route(layer, len(x))
-    cut = Groups([part.images for part in parts], _groups(layer, parts))
-    wanted = update is not False or setting.observe is not None
-    seen: list[Moments] = []
-    if source == "running":
-        if wanted:
-            with torch.no_grad():
-                seen = take_moments(x, cut, setting.estimator or moments)
-        ys = [_by_running(layer, *one) for one in zip(parts, cut.of_parts(x), strict=True)]
-        y = ys[0] if len(ys) == 1 else torch.cat(ys)
-    elif source == "blend" or not _alone(layer, parts):
-        plan = Plan(cut, _coefficients(layer, parts, source))
-        y, seen = normalise_parts(x, plan, _vectors(layer, parts), setting.estimator)
-    elif len(parts) == cut.each == 1 and setting.shift is None:
-        y, seen = normalise_by_batch(x, parts[0].affine.weight, parts[0].affine.bias, layer.eps, wanted)
-    elif len(parts) == cut.each == 1 and setting.shift and is_constant(setting.shift):
-        own = parts[0].affine
-        y, seen = normalise_shifted(x, own.weight, own.bias, setting.shift, layer.eps)
-    else:
-        affine = [(part.affine.weight, part.affine.bias) for part in parts]
-        y, seen = normalise_groups(x, cut, affine, setting.shift, layer.eps)
-
-    if update is not False:
-        for statistics, members in _by_statistics(parts):
-            _learn(layer, statistics, _union(layer, [seen[m] for m in members]), update)
-    if setting.observe is not None:
-        setting.observe(_union(layer, seen))
-    return y
-
-
-def _by_running(layer: Steered, part: Part, x: Tensor) -> Tensor:
-    mean, var = keep(part.statistics.running_mean), keep(part.statistics.running_var)
-    return normalise_by(x, mean, var, part.affine.weight, part.affine.bias, layer.setting.shift, layer.eps)
-
-
-def _alone(layer: Steered, parts: list[Part]) -> bool:
-    """Whether each group's own mean and variance are all that the batch normalises it by."""
-    together = len(_by_statistics(parts)) < len(parts) or layer.pools_processes()
-    return not together and layer.setting.estimator is None
-
-
-def _vectors(layer: Steered, parts: list[Part]) -> list[Tensor | None]:
-    shift = layer.setting.shift or Shift()
-    affine = [half for part in parts for half in (part.affine.weight, part.affine.bias)]
-    return [shift.mu, shift.sigma, *affine]
-
-
-def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficients:
-    """Scale and offset of each part as a function of its moments and of `_vectors`."""
-    setting, eps = layer.setting, layer.eps
-    together = _by_statistics(parts)
-    running = {}
-    if source == "blend":
-        running = {own: (keep(own.running_mean), keep(own.running_var)) for own, _ in together}
-    pooled = layer.pools_processes() and (setting.groups or 1) == 1  # else each group lives on one process
-
-    def coefficients(seen: Sequence[Moments], vectors: Vectors) -> tuple[list[Tensor], list[Tensor]]:
-        shift = setting.shift and replace(setting.shift, mu=vectors[0], sigma=vectors[1])
-        found = {}
-        for statistics, members in together:
-            batch = pool([seen[m] for m in members])
-            batch = pool_processes(batch, layer.processes) if pooled else batch
-            mean, var = batch.mean, batch.var
-            if source == "blend":
-                rho, of = setting.rho or 0.0, setting.blend_of or "std"
-                mean, var = blend(batch, *running[statistics], rho, of, eps)
-            elif batch.n == 1:
-                raise BadInput(NO_DEVIATION)
-            for m in members:
-                weight, bias = vectors[2 + 2 * m], vectors[3 + 2 * m]
-                centre = seen[m].mean.detach()
-                found[m] = scale_and_offset(centre, mean, var, weight, bias, shift, eps)
-        scales, offsets = zip(*(found[m] for m in range(len(parts))), strict=True)
-        return list(scales), list(offsets)
-
-    return coefficients
-
-
-def _union(layer: Steered, seen: list[Moments]) -> Moments:
-    """The moments of parts and their groups put together, over all processes."""
-    each = [Moments(*of, m.n) for m in seen for of in zip(m.mean, m.var, strict=True)]
-    return pool_processes(pool(each), layer.processes) if layer.pools_processes() else pool(each)
-
-
-@torch.no_grad()
-def _learn(layer: Steered, holder: Holder, batch: Moments, update: bool | float | str) -> None:
-    if holder.num_batches_tracked is not None:
-        holder.num_batches_tracked.add_(1)
-    momentum: Any = layer.momentum if update is True else update
-    if momentum is None or momentum == "average":
-        if holder.num_batches_tracked is None:
-            raise BadInput("this layer counts no batches, so it cannot average over them: give a momentum")
-        momentum = 1.0 / holder.num_batches_tracked.to(holder.running_mean.dtype)
-    unbiased = batch.var * (batch.n / max(batch.n - 1, 1))
-    holder.running_mean.lerp_(batch.mean.to(holder.running_mean.dtype), momentum)
-    holder.running_var.lerp_(unbiased.to(holder.running_var.dtype), momentum)
-
-
-def _route(layer: Steered, images: int) -> list[Part]:
-    branch = layer.setting.branch or MAIN
-    route = ((branch, images),) if isinstance(branch, str) else branch
-    if sum(count for _, count in route) != images:
-        counts = " + ".join(str(count) for _, count in route)
-        raise BadInput(f"the route {counts} does not add up to the batch of {images}")
-    return [Part(count, layer.affine_holder(name), layer.statistics_holder(name)) for name, count in route]
-
-
-def _by_statistics(parts: list[Part]) -> list[tuple[Holder, list[int]]]:
-    """Which parts are estimated together, since their branches share statistics."""
-    together: dict[Holder, list[int]] = {}
-    for index, part in enumerate(parts):
-        together.setdefault(part.statistics, []).append(index)
-    return list(together.items())
-
-
-def _groups(layer: Steered, parts: list[Part]) -> int:
-    groups = layer.setting.groups or 1
-    if layer.pools_processes():
-        groups = local_groups(groups, layer.processes)
-    for part in parts:
-        if part.images % groups:
-            raise BadInput(f"{part.images} images cannot be split into {groups} equal groups")
-    return groups

@@ -1,8 +1,8 @@
-"""The five questions that every forward pass of a batch-norm layer answers, as one frozen value.
+"""The five choices of every forward pass of a batch-norm layer, as one frozen value.
 
     branch   whose parameters and running statistics?       a name, or (name, count) pairs that route
-    source   which mean and deviation normalise?            "batch", "running", "blend" with `rho`
-    update   do the running statistics learn?               False, True, a momentum, "average"
+    source   which mean and std normalize?                  "batch", "running", "blend" with `rho`
+    update   are the running statistics updated?            False, True, a momentum, "average"
     groups   over which part of the batch are they taken?   n equal groups
     shift    are they perturbed?                            a `Shift` per layer
 
@@ -23,11 +23,11 @@ Route = tuple[tuple[str, int], ...]
 """Parts of the batch in order: (branch, number of images)."""
 
 MAIN = "main"
-"""The branch that a stock layer has."""
+"""The branch of a stock layer."""
 
 
 class Moments(NamedTuple):
-    """Mean and (biased) variance per channel, and how many values each was taken over."""
+    """Mean and (biased) variance per channel, and the number of values they were taken over."""
 
     mean: Tensor
     var: Tensor
@@ -36,14 +36,14 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """A perturbation of one layer's statistics: gamma (1 + sigma) (x - (1 + mu) mean) / deviation + beta."""
+    """A perturbation of one layer's statistics: gamma (1 + sigma) (x - (1 + mu) mean) / std + beta."""
 
     mu: Tensor | None = None
     """delta_mu, one value per channel; None is zero."""
     sigma: Tensor | None = None
     """delta_sigma, one value per channel; None is zero."""
     through: bool = True
-    """Whether gradients flow through the mean and deviation that multiply delta_mu (APART, Eq. 3)."""
+    """Whether gradients flow through the mean and std that multiply delta_mu (APART, Eq. 3)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +51,26 @@ class Setting:
     """What one layer does in its next forward pass. Replaced by `use`, never changed."""
 
     branch: str | Route | None = None
+    """Whose parameters and running statistics: a branch, or a route that splits the batch."""
     source: str | None = None
+    """Which mean and std normalize: "batch", "running" or "blend"."""
     rho: float | None = None
     """Weight of the batch in a blend; 0 is running, 1 is batch."""
     blend_of: str | None = None
-    """What a blend mixes beside the mean: "std" (the default, Nandy et al.), "var" (Schneider et al.), or
-    "pooled", the variance of the two populations put together."""
+    """What a blend mixes in addition to the mean: "std" (the default, Nandy et al.), "var" (Schneider et al.)
+    or "pooled", the variance of the union of the two populations."""
     update: bool | float | str | None = None
+    """Whether the running statistics are updated: False, True, a momentum, or "average" (cumulative)."""
     groups: int | None = None
+    """Number of equal groups of the batch whose statistics are taken separately."""
     shift: Shift | None = None
+    """Perturbation of the statistics."""
     estimator: Callable[[Tensor], Moments] | None = None
-    """How the batch's moments are taken; mean and variance if None (`robust_moments` is another way)."""
+    """Estimates the batch's moments; mean and variance if None (`robust_moments` is another)."""
     observe: Callable[[Moments], None] | None = None
-    """Told the batch's moments in each pass; set by `norm.observe`."""
+    """Called with the batch's moments in each pass; set by `norm.observe`."""
     neutral: bool = field(init=False)
-    """No knob is set: the layer runs the stock forward pass."""
+    """True if no knob is set: the layer runs the stock forward pass."""
 
     def __post_init__(self) -> None:
         knobs = vars(self).values()  # `neutral` is not among them yet
@@ -87,7 +92,7 @@ class Setting:
             and not isinstance(self.update, bool)
             and not 0 < self.update <= 1
         ):
-            raise BadInput(f"a momentum must lie in (0, 1], found {self.update!r}; False learns nothing")
+            raise BadInput(f"a momentum must lie in (0, 1], found {self.update!r}; False updates nothing")
         if self.groups is not None and (not isinstance(self.groups, int) or self.groups < 1):
             raise BadInput(f"groups must be a whole number from 1 up, found {self.groups!r}")
 

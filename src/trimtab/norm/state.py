@@ -1,18 +1,20 @@
-"""The state of a model's normalisation layers as a whole: keep it, restore it, re-estimate it, freeze it."""
+"""Keep, restore, re-estimate and freeze the state of all normalization layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.copies import duplicate
-from trimtab.norm.moments import blend, pool
+from trimtab._clone import fast_deepcopy
+from trimtab._mode import evaluation_mode
+from trimtab.norm._kernels.moments import pool
+from trimtab.norm.moments import blend
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
-from trimtab.norm.steering import Seen, at_rest, layers, observe, steered_layers, use
+from trimtab.norm.steering import Observations, at_rest, layers, observe, steered_layers, use
 from trimtab.norm.surgery import STATISTICS
 from trimtab.types import BadInput
 
@@ -21,7 +23,7 @@ Snapshot = dict[str, dict[str, Tensor]]
 
 
 def snapshot(model: nn.Module) -> Snapshot:
-    """A copy of every value that the steered layers hold."""
+    """Copy every parameter and running statistic of the steered layers."""
     return {
         name: {key: value.clone() for key, value in layer.state_dict().items()}
         for name, layer in steered_layers(model).items()
@@ -30,66 +32,103 @@ def snapshot(model: nn.Module) -> Snapshot:
 
 @torch.no_grad()
 def restore(model: nn.Module, kept: Snapshot) -> nn.Module:
-    """Put back what `snapshot` kept, bit for bit, into the same tensors, wherever they have moved since."""
+    """Restore a snapshot bit for bit, into the same tensors, also if they have moved to another device."""
     steered = layers(model)
     if steered.keys() != kept.keys():
         raise BadInput("the snapshot was taken of a model with other layers")
     for name, layer in steered.items():
-        held = layer.state_dict()  # aliases the live tensors
-        if held.keys() != kept[name].keys():
+        state = layer.state_dict()  # aliases the live tensors
+        if state.keys() != kept[name].keys():
             raise BadInput(f"the snapshot was taken when {name!r} had other branches")
-        for key, value in held.items():
+        for key, value in state.items():
             before = kept[name][key].to(value)
-            if not torch.equal(value, before):  # what did not change keeps its version
+            if not torch.equal(value, before):  # an unchanged tensor keeps its version
                 value.copy_(before)
     return model
 
 
-def recalibrate(model: nn.Module, batches: Iterable[Any], branch: str = MAIN) -> nn.Module:
-    """Re-estimate a branch's running statistics as those of all images in `batches`, however they are cut.
+def recalibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    branch: str = MAIN,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    only: Collection[str] | None = None,
+) -> nn.Module:
+    """Re-estimate a branch's running statistics on all images in `batches`.
 
-    `batches` yields image tensors, or tuples that start with one. Each batch is normalised by itself, as
-    in training, and the moments of all are pooled by count; they are written when all went well. Modes
-    and parameters are untouched; drop-out and the like are off while it runs.
+    Each batch is normalized by its own moments, as in training, and all moments are pooled by count. They
+    are written after the last batch, so an error changes nothing. The model runs in eval mode; its modes and
+    parameters stay.
+
+    Args:
+        model: A steered model.
+        batches: Image tensors, tuples that start with one, or whatever `forward` takes.
+        branch: The branch whose running statistics are re-estimated.
+        forward: `forward(model, batch)` for models that do not map one tensor to one output.
+        only: Names of the layers to re-estimate (see `layers`); all if None.
+    """
+    seen = gather_moments(model, batches, forward, branch=branch, source="batch")
+    unknown = sorted(set(only or ()) - layers(model).keys())
+    if unknown:
+        raise BadInput(f"there is no steered layer {unknown[0]!r}; norm.layers(model) lists them")
+    chosen = {name: _unbiased(m) for name, m in seen.items() if only is None or name in only}
+    return set_statistics(model, chosen, branch=branch)
+
+
+def gather_moments(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    *,
+    branch: str = MAIN,
+    source: str = "batch",
+) -> dict[str, Moments]:
+    """Return the moments of each layer's input, pooled over all batches; the model is not changed.
+
+    Args:
+        model: A steered model, which runs in eval mode.
+        batches: Image tensors, tuples that start with one, or whatever `forward` takes.
+        forward: `forward(model, batch)` for models that do not map one tensor to one output.
+        branch: The branch that normalizes.
+        source: `"batch"`, as in training, or `"running"`: inputs as in evaluation, for any batch size.
     """
     seen: dict[str, list[Moments]] = {}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        steering = use(model, branch=branch, source="batch", update=False, groups=None, shift=None)
-        with torch.no_grad(), steering:
-            for batch in batches:
-                with observe(model) as once:
-                    model(images_for(model, batch))
-                for name, found in once.items():
-                    seen.setdefault(name, []).append(found)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    steering = use(model, branch=branch, source=source, update=False, groups=None, shift=None)
+    with evaluation_mode(model), torch.no_grad(), steering:
+        for batch in batches:
+            with observe(model) as observed:
+                forward(model, batch) if forward else model(images_for(model, batch))
+            for name, moments in observed.items():
+                seen.setdefault(name, []).append(moments)
     if not seen:
         raise BadInput("recalibrating needs at least one batch of images, found none")
-    return adopt(model, {name: _unbiased(pool(found)) for name, found in seen.items()}, branch=branch)
+    return {name: pool(parts) for name, parts in seen.items()}
 
 
-def _unbiased(found: Moments) -> Moments:
-    """With the variance that torch stores."""
-    return found._replace(var=found.var * (found.n / max(found.n - 1, 1)))
+def _unbiased(m: Moments) -> Moments:
+    """Replace the variance by the unbiased one, which torch stores."""
+    return m._replace(var=m.var * (m.n / max(m.n - 1, 1)))
 
 
 @torch.no_grad()
-def adopt(
+def set_statistics(
     model: nn.Module,
     seen: dict[str, Moments],
     rho: float = 1.0,
     blend_of: str = "std",
     branch: str | None = None,
 ) -> nn.Module:
-    """Make the moments that `observe` saw the running statistics of a branch, or `rho` of them.
+    """Set the running statistics of a branch to observed moments, or blend these into them.
 
-    Without a name it is the branch in force.
+    If a pass with `source="blend"` was observed, a later pass with running statistics reproduces it for the
+    same `rho` and `blend_of`. Layers without observed moments, or without the branch, are not changed.
 
-    What a pass with `source="blend"` and the same rho normalised with, a later pass with running
-    statistics then reproduces. Layers that were not seen, or never got the branch, stay as they are.
+    Args:
+        model: A steered model.
+        seen: Moments by layer name, as `observe` returns them.
+        rho: Weight of these moments; the running statistics have 1 - rho.
+        blend_of: What is blended in addition to the mean (see `Setting.blend_of`).
+        branch: The branch to change; the active one if None.
     """
     for name, layer in steered_layers(model).items():
         if name in seen and branch in (None, *layer.branch_names) and layer.keeps_statistics:
@@ -99,46 +138,46 @@ def adopt(
             holder.running_var.copy_(var)
             if holder.num_batches_tracked is not None:
                 holder.num_batches_tracked.add_(1)
-    vars(model).pop("provenance", None)  # which `adapt.frozen` noted of statistics that are no more
+    vars(model).pop("provenance", None)  # `adapt.frozen` wrote it; it no longer holds
     return model
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy that goes on with the branch in force: for it that is the resting setting, until `thaw`."""
-    made = duplicate(model)
-    for layer, original in zip(layers(made).values(), layers(model).values(), strict=True):
+def clone(model: nn.Module) -> nn.Module:
+    """Return a copy that keeps the active branch: it stays active in the copy until `thaw`."""
+    copy = fast_deepcopy(model)
+    for layer, original in zip(layers(copy).values(), layers(model).values(), strict=True):
         layer.rest = layer.setting = replace(original.rest, branch=original.setting.branch)
-    return made
+    return copy
 
 
 def running(model: nn.Module, branch: str = MAIN) -> dict[str, Moments]:
-    """A copy of the running statistics of a branch, layer by layer (n is the number of updates)."""
-    found = {}
+    """Copy the running statistics of a branch, by layer name (n is the number of updates)."""
+    copies = {}
     for name, layer in steered_layers(model).items():
         if layer.keeps_statistics and branch in layer.branch_names:
             holder = layer.statistics_holder(branch)
             updates = 0 if holder.num_batches_tracked is None else int(holder.num_batches_tracked)
-            found[name] = Moments(holder.running_mean.clone(), holder.running_var.clone(), updates)
-    if not found:
+            copies[name] = Moments(holder.running_mean.clone(), holder.running_var.clone(), updates)
+    if not copies:
         raise BadInput(f"no layer keeps running statistics of a branch {branch!r}")
-    return found
+    return copies
 
 
 def statistics(model: nn.Module) -> set[str]:
-    """The names of the buffers that learn: running statistics of any layer, steered or not."""
+    """Return the names of the buffers that are running statistics, of steered and stock layers."""
     return {name for name, _ in model.named_buffers() if name.rpartition(".")[2] in STATISTICS}
 
 
 def branches(model: nn.Module) -> tuple[str, ...]:
-    """The names of all branches, "main" first."""
+    """Return the names of all branches, "main" first."""
     return tuple(dict.fromkeys(name for layer in layers(model).values() for name in layer.branch_names))
 
 
 def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
-    """Keep normalisation layers as they are, also in `train()`, until `thaw`.
+    """Freeze the normalization layers, also in `train()`, until `thaw`.
 
-    They normalise with running statistics that no longer learn, and gamma and beta stop training. With
-    `branch`, only that branch's own parameters stop training: an unused branch must, before DDP wraps
+    They normalize with running statistics that are not updated, and gamma and beta need no gradient. With
+    `branch`, only the parameters of that branch are frozen: do this with an unused branch before DDP wraps
     the model.
     """
     for layer in at_rest(model).values() if branch is None else ():
@@ -150,7 +189,7 @@ def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
 
 
 def thaw(model: nn.Module) -> nn.Module:
-    """Undo `freeze`: stock behaviour, and gamma and beta of every branch train again."""
+    """Undo `freeze`: restore stock behavior, and train gamma and beta of every branch again."""
     for layer in at_rest(model).values():
         layer.rest = layer.setting = NEUTRAL
     for parameter in affine_parameters(model):
@@ -158,58 +197,81 @@ def thaw(model: nn.Module) -> nn.Module:
     return model
 
 
-def synchronise(model: nn.Module, on: bool = True) -> nn.Module:
-    """Let every steered layer take its batch statistics over all processes (or stop doing so).
+def synchronize(model: nn.Module, on: bool = True) -> nn.Module:
+    """Take the batch statistics of every steered layer over all processes, or with `on=False` no longer.
 
-    With one process, or none initialised, this changes nothing. `groups` then counts groups of the
+    With one process, or none initialized, this changes nothing. `groups` then counts groups of the
     global batch, in rank order.
     """
     for layer in steered_layers(model).values():
-        layer.synchronised = on
+        layer.synchronized = on
     return model
 
 
 def affine_parameters(model: nn.Module, branch: str | None = None) -> list[nn.Parameter]:
-    """Gamma and beta of every steered layer, of all branches or of one: what BN fine-tuning trains."""
-    found = []
+    """Return gamma and beta of every steered layer, of all branches or of one: what BN fine-tuning trains."""
+    parameters: list[nn.Parameter] = []
     for layer in steered_layers(model).values():
         owners = layer.branch_names if branch is None else [n for n in layer.branch_names if n == branch]
         for holder in (layer.holder(name) for name in owners):
-            found += list(holder.parameters(recurse=False))
-    if branch is not None and not found:
+            parameters += holder.parameters(recurse=False)
+    if branch is not None and not parameters:
         raise BadInput(f"no layer has parameters of a branch {branch!r}")
-    return found
+    return parameters
 
 
-def shift_gradients(model: nn.Module, seen: Seen, gradients: dict[nn.Parameter, Tensor]) -> dict[str, Shift]:
-    """The gradient with respect to a zero shift, read off the affine gradients of the same pass.
+def shift_gradients(
+    model: nn.Module, seen: Observations, gradients: dict[nn.Parameter, Tensor], tolerance: float = 0.0
+) -> dict[str, Shift]:
+    """Return the gradient with respect to a zero shift, from the affine gradients of the same pass.
 
     With xhat = (x - mu) / sigma, y = gamma (1 + d_sigma)(xhat - d_mu mu / sigma) + beta gives at d = 0
         dL/d(d_sigma) = gamma dL/d(gamma),    dL/d(d_mu) = -(gamma mu / sigma) dL/d(beta),
-    so that a pass of the stock fused kernel is enough. `seen` comes from `observe` around that pass, in which
-    every layer must have run once: what two calls add to one gradient cannot be told apart.
+    so that a pass of the stock fused kernel is enough.
+
+    Where a gradient is zero in exact arithmetic (the mean of a layer whose output another layer normalizes),
+    only rounding errors remain; `tolerance` sets them to zero.
+
+    Args:
+        model: A steered model.
+        seen: What `observe` collected in that pass, in which every layer ran once: the gradients of two calls
+            cannot be separated.
+        gradients: Gradients of that pass by parameter; gamma and beta of every layer must be among them.
+        tolerance: Values below `tolerance` times the layer's largest affine gradient are set to zero.
+
+    Returns:
+        A `Shift` per layer that holds the two gradients.
     """
-    found = {}
+    shifts = {}
     for name, layer in layers(model).items():
-        own = layer.affine_holder(layer.branch_now())
-        if own.weight is None or own.bias is None or not {own.weight, own.bias} <= gradients.keys():
+        affine = layer.affine_holder(layer.branch_now())
+        if (
+            affine.weight is None
+            or affine.bias is None
+            or not {affine.weight, affine.bias} <= gradients.keys()
+        ):
             raise BadInput(
-                f"{name} has no affine gradient to read the shift's from: let gamma and beta train, or "
+                f"{name} has no affine gradient to compute the shift's from: let gamma and beta train, or "
                 "differentiate zero_shifts(model)"
             )
         if seen.calls[name] != 1 or not isinstance(layer.setting.branch or MAIN, str):
             raise BadInput(
-                f"{name} normalised {seen.calls[name]} times, or for several branches, in one pass: its "
-                "shift's gradient cannot be read off; differentiate zero_shifts(model)"
+                f"{name} normalized {seen.calls[name]} times, or for several branches, in one pass: its "
+                "shift's gradient cannot be separated; differentiate zero_shifts(model)"
             )
-        gamma, batch = own.weight.detach(), seen[name]
+        gamma, batch = affine.weight.detach(), seen[name]
         ratio = batch.mean / (batch.var + layer.eps).sqrt()
-        found[name] = Shift(-gamma * ratio * gradients[own.bias], gamma * gradients[own.weight])
-    return found
+        by_mean, by_std = gamma * gradients[affine.bias], gamma * gradients[affine.weight]
+        pair = torch.stack([-ratio * by_mean, by_std])
+        if tolerance:
+            least = tolerance * torch.maximum(by_mean.abs().max(), by_std.abs().max())
+            pair = pair.where(pair.abs() >= least, 0.0)
+        shifts[name] = Shift(*pair)
+    return shifts
 
 
-def start_statistics(model: nn.Module) -> nn.Module:
-    """Give layers that keep no running statistics some, as a stock layer starts with."""
+def track_statistics(model: nn.Module) -> nn.Module:
+    """Add running statistics, with a stock layer's initial values, to layers that keep none."""
     for layer in steered_layers(model).values():
         if not layer.keeps_statistics:
             like = next((p for p in (layer.weight, *model.parameters()) if p is not None), torch.zeros(()))
@@ -221,7 +283,12 @@ def start_statistics(model: nn.Module) -> nn.Module:
 
 
 def images_for(model: nn.Module, batch: Any) -> Tensor:
-    """The image tensor of a batch (or the first of a tuple), where and as wide as the model is."""
+    """Return the image tensor of a batch (or the first of a tuple) on the model's device and in its dtype."""
     images = batch if isinstance(batch, Tensor) else batch[0]
     like = next(model.parameters(), images)
     return images.to(like.device, like.dtype if images.is_floating_point() else None)
+
+
+def batch_counters(keys: Iterable[str]) -> set[str]:
+    """Return the batch counters among a state dict's keys; checkpoints of torch before 0.4.1 have none."""
+    return {key for key in keys if key.endswith("num_batches_tracked")}

@@ -1,4 +1,4 @@
-"""Turning the knobs: `use` for as long as a block lasts, `layers` to name what is steered."""
+"""Turn the knobs of steered layers with `use`, list the layers, and observe their moments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.norm._kernels.moments import pool
 from trimtab.norm.layer import Steered
-from trimtab.norm.moments import pool
 from trimtab.norm.setting import MAIN, Moments, Route, Shift
 from trimtab.types import BadInput, number, whole
 
@@ -21,7 +21,7 @@ _INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "inherit"})()
 
 
 def layers(model: nn.Module) -> dict[str, Steered]:
-    """The steered layers of `model` by name, relative to the innermost module: wrappers do not show."""
+    """Return the steered layers by name, relative to the innermost module (no prefixes of wrappers)."""
     return {
         name.replace("_orig_mod.", ""): module  # parts of a model may be compiled on their own
         for name, module in innermost(model).named_modules()
@@ -30,35 +30,35 @@ def layers(model: nn.Module) -> dict[str, Steered]:
 
 
 def steered_layers(model: nn.Module) -> dict[str, Steered]:
-    """As `layers`, of a model that must have some."""
-    found = layers(model)
-    if not found:
+    """Return the steered layers of a model that must have some."""
+    steered = layers(model)
+    if not steered:
         raise BadInput("this module has no steered layer; call trimtab.steer(model) first")
-    return found
+    return steered
 
 
-def learners(model: nn.Module) -> nn.ModuleList:
-    """The steered layers whose running statistics learn from the next pass: a module that `use` takes."""
+def updating_layers(model: nn.Module) -> nn.ModuleList:
+    """Return the steered layers whose running statistics the next pass updates, as a module for `use`."""
     return nn.ModuleList(layer for layer in layers(model).values() if layer.update_now() is not False)
 
 
 def at_rest(model: nn.Module) -> dict[str, Steered]:
-    """As `layers`, of a model that no `use` is steering at the moment."""
-    found = layers(model)
-    if any(layer.setting is not layer.rest for layer in found.values()):
+    """Return the steered layers of a model that is not inside `use`."""
+    steered = layers(model)
+    if any(layer.setting is not layer.rest for layer in steered.values()):
         raise BadInput("this cannot be done inside a use() block, which would undo it; do it before or after")
-    return found
+    return steered
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """What DDP, Fabric and torch.compile wrap."""
+    """Return the module that DDP, Fabric and torch.compile wrap."""
     while True:
-        own = model._modules  # not getattr: a module may answer for one inside it
+        children = model._modules  # not getattr: a module may forward attributes to one inside it
         ddp = isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        held = [name for name in ("module" if ddp else "_orig_mod", "_forward_module") if name in own]
-        if not held:
+        names = [name for name in ("module" if ddp else "_orig_mod", "_forward_module") if name in children]
+        if not names:
             return model
-        model = own[held[0]]  # type: ignore[assignment]
+        model = children[names[0]]  # type: ignore[assignment]
 
 
 @contextmanager
@@ -74,14 +74,23 @@ def use(
     shift: Mapping[str, Shift] | None = _INHERIT,
     estimator: Callable[[Tensor], Moments] | None = _INHERIT,
 ) -> Iterator[None]:
-    """Turn knobs on every steered layer inside `module` until the block ends, however it ends.
+    """Turn knobs on every steered layer inside `module`; restore them after the block, also after an error.
 
-    An omitted knob keeps what an outer `use` gave it; `None` puts it back to stock behaviour. `branch`
-    is a name or a route, (name, count) pairs that split the batch in order; a layer without that branch
-    stays on "main". `shift` maps names from `layers(module)` to `Shift`s; layers not named are unshifted.
-    The backward pass of what ran inside belongs inside, too. Activation checkpointing runs a layer twice:
-    with statistics that learn and normalise at once ("running" or "blend" with an update) it reads others
-    in the second run.
+    An omitted knob inherits from an outer `use`; `None` means stock behavior. Run the backward pass inside
+    the block, too. Activation checkpointing runs a layer twice: if statistics that normalize ("running" or
+    "blend") are also updated, the second run reads different ones.
+
+    Args:
+        module: A steered model or a part of one.
+        branch: A name, or a route: (name, count) pairs that split the batch in order. A layer without that
+            branch uses "main".
+        source: Which mean and std normalize: `"batch"`, `"running"` or `"blend"`.
+        rho: Weight of the batch in a blend, in [0, 1].
+        blend_of: What is blended in addition to the mean: `"std"` (default), `"var"` or `"pooled"`.
+        update: Whether the running statistics are updated: a bool, a momentum, or `"average"` (cumulative).
+        groups: Number of equal groups of the batch whose statistics are taken separately.
+        shift: Perturbations by layer name (see `layers`); other layers are not shifted.
+        estimator: Estimates the batch's moments; mean and variance if None.
     """
     steered = steered_layers(module)
     rho = number(rho) if isinstance(rho, str) else rho
@@ -112,27 +121,32 @@ def use(
         yield
 
 
-class Seen(dict[str, Moments]):
-    """The moments of what each layer normalised, and in how many calls."""
+class Observations(dict[str, Moments]):
+    """The moments of each layer's input, and the number of calls they come from."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
 
-    def note(self, name: str, found: Moments) -> None:
-        self[name] = pool([self[name], found]) if name in self else found
+    def note(self, name: str, batch: Moments) -> None:
+        """Add the moments of one call of a layer."""
+        self[name] = pool([self[name], batch]) if name in self else batch
         self.calls[name] += 1
 
 
 @contextmanager
-def observe(module: nn.Module) -> Iterator[Seen]:
-    """Collect, per layer, the moments of all that it normalises inside.
+def observe(module: nn.Module) -> Iterator[Observations]:
+    """Collect the moments of each layer's input inside the block, by layer name.
 
-    >>> with observe(model) as seen: model(x)  # doctest: +SKIP
-    >>> seen["layer1.0.bn1"].mean  # doctest: +SKIP
+    >>> from trimtab.norm import steer
+    >>> model = steer(nn.Sequential(nn.BatchNorm1d(2)))
+    >>> with observe(model) as seen:
+    ...     _ = model(torch.tensor([[0.0, 1.0], [2.0, 5.0]]))
+    >>> seen["0"].mean.tolist()
+    [1.0, 3.0]
     """
     steered = steered_layers(module)
-    seen = Seen()
+    seen = Observations()
     settings = {
         name: replace(layer.setting, observe=partial(seen.note, name)) for name, layer in steered.items()
     }
@@ -141,9 +155,9 @@ def observe(module: nn.Module) -> Iterator[Seen]:
 
 
 def unobserved(module: nn.Module) -> AbstractContextManager[None]:
-    """Whoever observes outside of the block sees nothing of what runs inside."""
-    found = layers(module)
-    return _set(found, {name: replace(layer.setting, observe=None) for name, layer in found.items()})
+    """Hide the passes inside the block from an `observe` around it."""
+    steered = layers(module)
+    return _set(steered, {name: replace(layer.setting, observe=None) for name, layer in steered.items()})
 
 
 @contextmanager
@@ -159,11 +173,11 @@ def _set(steered: dict[str, Steered], settings: dict[str, Any]) -> Iterator[None
 
 
 def zero_shifts(module: nn.Module, requires_grad: bool = False) -> dict[str, Shift]:
-    """A shift of nothing for every steered layer, to differentiate with respect to or to fill."""
+    """Return a zero shift for every steered layer, to differentiate with respect to or to fill."""
 
     def zeros(layer: Steered) -> torch.Tensor:
-        own = (layer.weight, layer.running_mean, *module.parameters())
-        like = next((t for t in own if t is not None), torch.zeros(()))
+        candidates = (layer.weight, layer.running_mean, *module.parameters())
+        like = next((t for t in candidates if t is not None), torch.zeros(()))
         return torch.zeros(
             layer.num_features, dtype=like.dtype, device=like.device, requires_grad=requires_grad
         )
@@ -176,7 +190,7 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
         names = [MAIN if branch is None else branch]
     else:
         branch = tuple(branch)
-        if not all(isinstance(one, list | tuple) and len(one) == 2 for one in branch):
+        if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in branch):
             raise BadInput(f"a route is made of (branch, number of images) pairs, found {branch!r}")
         branch = tuple((str(name), whole(count, "the number of images")) for name, count in branch if count)
         if any(count < 0 for _, count in branch):
@@ -196,12 +210,14 @@ def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:
         return _INHERIT
     if shift is not None and not isinstance(shift, Mapping):
         raise BadInput(f"shift maps names of layers to norm.Shift, found a {type(shift).__name__}")
-    for name, one in (shift or {}).items():
+    for name, given in (shift or {}).items():
         if name not in steered:
             raise BadInput(f"there is no steered layer {name!r} to shift; layers(model) lists them")
-        if not isinstance(one, Shift):
-            raise BadInput(f"the shift of {name!r} is a norm.Shift(mu, sigma), found a {type(one).__name__}")
-        for delta in (one.mu, one.sigma):
+        if not isinstance(given, Shift):
+            raise BadInput(
+                f"the shift of {name!r} is a norm.Shift(mu, sigma), found a {type(given).__name__}"
+            )
+        for delta in (given.mu, given.sigma):
             channels = steered[name].num_features
             if delta is not None and delta.shape != (channels,):
                 raise BadInput(

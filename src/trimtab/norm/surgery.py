@@ -1,8 +1,8 @@
-"""Making a model steerable, and stock again.
+"""Make a model steerable, and stock again; add and extract branches.
 
-`steer` gives each batch-norm module a subclass of its own class, in place, as
-`torch.nn.utils.parametrize` does: nothing that can be seen from outside changes. `release` is its exact
-inverse. Branches are holder modules under `<layer>.branches.<name>`.
+`steer` replaces the class of each batch-norm module by a subclass, in place, as
+`torch.nn.utils.parametrize` does: nothing observable changes. `release` is its exact inverse. Branches are
+holder modules under `<layer>.branches.<name>`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.copies import duplicate
+from trimtab._clone import fast_deepcopy
 from trimtab.norm.layer import Branch, Holder, Steered, start, steered_class, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import at_rest, layers, steered_layers
@@ -28,8 +28,8 @@ def steer(model: nn.Module) -> nn.Module:
     Outputs, gradients, running statistics and state-dict keys stay bit-identical until a knob is turned.
     A layer of the batch-norm family whose forward pass is not known is refused by name.
     """
-    found = {name: m for name, m in model.named_modules() if is_batch_norm(m) and not isinstance(m, Steered)}
-    for name, module in found.items():
+    stock = {name: m for name, m in model.named_modules() if is_batch_norm(m) and not isinstance(m, Steered)}
+    for name, module in stock.items():
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise BadInput(f"cannot steer {name} yet: it is lazy; run one batch through the model first")
         if not understood(type(module)):
@@ -37,18 +37,18 @@ def steer(model: nn.Module) -> nn.Module:
                 f"cannot steer {name or 'the model itself'}: {type(module).__name__} has a forward pass of "
                 "its own; swap it for a torch.nn.BatchNorm layer first"
             )
-    for module in found.values():
+    for module in stock.values():
         module.__class__ = steered_class(type(module))
         start(module)
     return model
 
 
 def steerable(model: nn.Module) -> bool:
-    """Whether `model` has batch-norm layers, and all of them are such as `steer` takes (or has taken)."""
-    found = [module for module in model.modules() if is_batch_norm(module)]
-    lazy = any(isinstance(module, nn.modules.lazy.LazyModuleMixin) for module in found)
-    known = all(isinstance(module, Steered) or understood(type(module)) for module in found)
-    return bool(found) and known and not lazy
+    """Return whether `model` has batch-norm layers and `steer` accepts all of them."""
+    modules = [module for module in model.modules() if is_batch_norm(module)]
+    lazy = any(isinstance(module, nn.modules.lazy.LazyModuleMixin) for module in modules)
+    known = all(isinstance(module, Steered) or understood(type(module)) for module in modules)
+    return bool(modules) and known and not lazy
 
 
 def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
@@ -68,24 +68,27 @@ def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
                     if getattr(layer, name) is not None:
                         getattr(layer, name).copy_(getattr(holder, name))
         layer._modules.pop("branches", None)
-        for attribute in ("setting", "rest", "synchronised"):
+        for attribute in ("setting", "rest", "synchronized"):
             del layer.__dict__[attribute]
         layer.__class__ = layer.stock_class  # type: ignore[assignment]
     return model
 
 
-def in_force(model: nn.Module) -> str:
-    """The name of the branch that normalises at the moment."""
+def active_branch(model: nn.Module) -> str:
+    """Return the name of the branch that normalizes now."""
     names = {layer.branch_now() for layer in layers(model).values()} - {MAIN}
     if len(names) > 1:
         raise BadInput(f"layers are on several branches ({', '.join(sorted(names))}); choose one with use()")
     return next(iter(names), MAIN)
 
 
-def settled(model: nn.Module) -> nn.Module:
-    """A steered copy whose "main" is the branch in force; if that is another one, it is the only one left."""
-    made, branch = steer(duplicate(model)), in_force(model)
-    return made if branch == MAIN else steer(release(made, branch))
+def extract_branch(model: nn.Module) -> nn.Module:
+    """Return a steered copy whose "main" branch is the active one.
+
+    If that is not "main", the copy has no other branch.
+    """
+    copy, branch = steer(fast_deepcopy(model)), active_branch(model)
+    return copy if branch == MAIN else steer(release(copy, branch))
 
 
 def add_branch(
@@ -93,8 +96,14 @@ def add_branch(
 ) -> nn.Module:
     """Give every steered layer in `model` a branch that starts as a copy of another.
 
-    `affine=False` shares gamma and beta with `copy_of`, `statistics=False` shares its running statistics:
-    the shared half then belongs to both. Add branches before the optimiser, DDP and compile see the model.
+    Add branches before you create the optimizer, wrap the model in DDP or compile it.
+
+    Args:
+        model: A steered model or a part of one; it is changed in place and returned.
+        name: Name of the new branch.
+        copy_of: The branch that it starts as a copy of.
+        affine: Whether it gets its own gamma and beta; if not, it shares those of `copy_of`.
+        statistics: Whether it gets its own running statistics; if not, it shares those of `copy_of`.
     """
     steered = steered_layers(model)
     if not name.isidentifier() or name == MAIN or hasattr(nn.ModuleDict(), name):
@@ -119,8 +128,8 @@ def _add_branch(layer: Steered, name: str, copy_of: str, affine: bool, statistic
     if affine:
         for half in AFFINE:
             value = getattr(affine_owner, half)
-            copied = None if value is None else nn.Parameter(value.detach().clone(), value.requires_grad)
-            branch.register_parameter(half, copied)
+            copy = None if value is None else nn.Parameter(value.detach().clone(), value.requires_grad)
+            branch.register_parameter(half, copy)
     if statistics:
         for half in STATISTICS:
             value = getattr(statistics_owner, half)
@@ -131,23 +140,23 @@ def _add_branch(layer: Steered, name: str, copy_of: str, affine: bool, statistic
     branch.train(layer.training)
 
 
-def plan(model: nn.Module) -> list[dict[str, Any]]:
-    """The branches of `model` as plain values: enough for `rebuild` to make a state dict fit again."""
+def branch_spec(model: nn.Module) -> list[dict[str, Any]]:
+    """Describe the branches of `model` in plain values, from which `rebuild` adds them again."""
     return [
-        {"layer": at, "name": name, "affine_of": own.affine_of, "statistics_of": own.statistics_of}
+        {"layer": at, "name": name, "affine_of": holder.affine_of, "statistics_of": holder.statistics_of}
         for at, layer in layers(model).items()
         for name in layer.branch_names[1:]
-        if isinstance(own := layer.holder(name), Branch)
+        if isinstance(holder := layer.holder(name), Branch)
     ]
 
 
-def rebuild(model: nn.Module, planned: list[dict[str, Any]]) -> nn.Module:
-    """Steer `model` and give it the branches that `plan` described; their values come with a state dict."""
+def rebuild(model: nn.Module, spec: list[dict[str, Any]]) -> nn.Module:
+    """Steer `model` and add the branches that `branch_spec` returned; a state dict brings their values."""
     steered = layers(steer(model))
-    for row in planned:
+    for row in spec:
         if row["layer"] not in steered:
             raise BadInput(
-                f"the plan has a branch at {row['layer']!r}, where this model has no batch-norm layer"
+                f"the spec has a branch at {row['layer']!r}, where this model has no batch-norm layer"
             )
         if row["name"] in steered[row["layer"]].branch_names:
             raise BadInput(f"there is a branch {row['name']!r} already, at {row['layer']}")
@@ -163,9 +172,9 @@ def rebuild(model: nn.Module, planned: list[dict[str, Any]]) -> nn.Module:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module belongs to the batch-norm family, understood or not."""
-    named_so = "BatchNorm" in type(module).__name__ and hasattr(module, "running_mean")
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or named_so
+    """Return whether a module belongs to the batch-norm family, supported or not."""
+    named_like_one = "BatchNorm" in type(module).__name__ and hasattr(module, "running_mean")
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or named_like_one
 
 
 def _name_of(layer: Steered, holder: Holder) -> str:

@@ -1,10 +1,10 @@
-"""Every group of images by its own moments: grouped, routed and shifted passes.
+"""Normalize each group of images by its moments: grouped, routed and shifted passes.
 
 With one value per channel of gamma, beta and tilt, and h and r of each group,
 
     y = gamma h + beta + tilt r,    h = (x - mean) / sigma,    r = mean / sigma
 
-is stock batch normalisation where the tilt is zero, and APART's shifted one where gamma stands for
+is stock batch normalization where the tilt is zero, and APART's shifted one where gamma stands for
 gamma (1 + delta_sigma) and the tilt for - gamma (1 + delta_sigma) delta_mu. The full-size steps are those
 of the stock layer: forward the moments and one map, backward the sums that are the gradients of gamma and
 beta, and one map more,
@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trimtab.norm.moments import Line, line, moments
+from trimtab.norm._kernels.moments import Line, line, moments
 from trimtab.norm.setting import Moments, Shift
 from trimtab.types import BadInput
 
 Affine = tuple[Tensor | None, Tensor | None]
 
-NO_DEVIATION = 'one value has no deviation: use larger groups, or source="running"'
+NO_STD = 'one value has no std: use larger groups, or source="running"'
 
 
 class Groups(NamedTuple):
-    """How a batch is cut: into parts, and each part into the same number of equal groups."""
+    """How a batch is split: into parts, and each part into the same number of equal groups."""
 
     counts: list[int]
     """Images in each part, in order."""
@@ -41,62 +41,64 @@ class Groups(NamedTuple):
     """Groups of a part."""
 
     def parts(self, *columns: Tensor | Sequence[Any]) -> Any:
-        """Rows of what belongs to one part: batches are split, lists taken as they are."""
+        """Iterate over the parts: batches are split, lists taken as they are."""
         return zip(*(self.of_parts(c) if isinstance(c, Tensor) else c for c in columns), strict=True)
 
     def of_parts(self, x: Tensor) -> Sequence[Tensor]:
+        """Split a batch into its parts."""
         return (x,) if len(self.counts) == 1 else x.split(self.counts)
 
     def within(self, part: Tensor) -> Tensor:
-        """A part (N, C, ...) as (groups, images, C, ...)."""
+        """View a part (N, C, ...) as (groups, images, C, ...)."""
         return part.unflatten(0, (self.each, -1))
 
 
-def normalise_groups(
+def normalize_groups(
     x: Tensor, cut: Groups, affine_of: Sequence[Affine], shift: Shift | None, eps: float
 ) -> tuple[Tensor, list[Moments]]:
-    """Normalise each group of x (N, C, ...); also the (groups, C) moments of each part, as constants.
+    """Normalize each group of x (N, C, ...); also return the (groups, C) moments of each part, as constants.
 
-    `affine_of` are the weight and bias of each part's branch.
+    `affine_of` holds the weight and bias of each part's branch.
     """
     with torch.no_grad():
         seen = take_moments(x, cut, moments)
     if any(m.n == 1 for m in seen):
-        raise BadInput(NO_DEVIATION)
+        raise BadInput(NO_STD)
     lines = [line(m.mean[0], *pair, shift) for m, pair in zip(seen, affine_of, strict=True)]
     if torch.compiler.is_compiling():
         return plain(x, cut, lines, eps), seen
-    y: Tensor = _Grouped.apply(cut, seen, eps, x, *(value for own in lines for value in own))
+    y: Tensor = _Grouped.apply(cut, seen, eps, x, *(value for coef in lines for value in coef))
     return y, seen
 
 
 def take_moments(x: Tensor, cut: Groups, estimator: Callable[[Tensor], Moments]) -> list[Moments]:
-    """The moments of each part's groups, stacked to (groups, C)."""
-    found = []
+    """Return the moments of each part's groups, stacked to (groups, C)."""
+    batch = []
     for part in cut.of_parts(x):
         each = [estimator(group) for group in part.chunk(cut.each)]
         mean, var = torch.stack([m.mean for m in each]), torch.stack([m.var for m in each])
-        found.append(Moments(mean, var, each[0].n))
-    return found
+        batch.append(Moments(mean, var, each[0].n))
+    return batch
 
 
 def over(vector: Tensor, x: Tensor) -> Tensor:
-    """(groups, C) shaped to meet grouped images (groups, images, C, ...)."""
+    """View (groups, C) so that it broadcasts over grouped images (groups, images, C, ...)."""
     return vector.view(len(vector), 1, -1, *[1] * (x.dim() - 2))
 
 
 def affine(part: Tensor, scale: Tensor, offset: Tensor, cut: Groups, out: Tensor) -> None:
-    """out = scale part + offset, with (groups, C) vectors."""
+    """Compute out = scale part + offset, with (groups, C) vectors."""
     torch.addcmul(over(offset, part), cut.within(part), over(scale, part), out=cut.within(out))
 
 
 def plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
+    """Normalize in ordinary operations: the definition of what the fused passes compute."""
     ys = []
-    for part, own, m in cut.parts(x, lines, take_moments(x, cut, moments)):
+    for part, coef, m in cut.parts(x, lines, take_moments(x, cut, moments)):
         sigma = (m.var + eps).sqrt()
-        ratio = m.mean / sigma if own.through else (m.mean / sigma).detach()
-        offset = own.beta if own.tilt is None else own.beta + own.tilt * ratio
-        scale = own.gamma / sigma
+        ratio = m.mean / sigma if coef.through else (m.mean / sigma).detach()
+        offset = coef.beta if coef.tilt is None else coef.beta + coef.tilt * ratio
+        scale = coef.gamma / sigma
         y = over(scale, part) * (cut.within(part) - over(m.mean, part)) + over(offset.expand_as(scale), part)
         ys.append(y.flatten(0, 1))
     return torch.cat(ys).to(x.dtype)
@@ -111,85 +113,89 @@ class _Grouped(torch.autograd.Function):
         ctx.through = flat[3::4]
         ctx.save_for_backward(x, *(value for value in flat if not isinstance(value, bool)))
         y = torch.empty_like(x, dtype=seen[0].mean.dtype)
-        for part, out, own, m in cut.parts(x, y, list(map(Line, *(flat[k::4] for k in range(4)))), seen):
+        for part, out, coef, m in cut.parts(x, y, list(map(Line, *(flat[k::4] for k in range(4)))), seen):
             rate = (m.var + eps).rsqrt()
-            ratio, scale = m.mean * rate, own.gamma * rate
-            lean = own.gamma if own.tilt is None else own.gamma - own.tilt
-            affine(part, scale, own.beta - lean * ratio, cut, out)
+            ratio, scale = m.mean * rate, coef.gamma * rate
+            lean = coef.gamma if coef.tilt is None else coef.gamma - coef.tilt
+            affine(part, scale, coef.beta - lean * ratio, cut, out)
             ctx.taken.append((m, rate, ratio, scale))
         return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *vectors = ctx.saved_tensors
-        vectors = own_nodes(vectors) if torch.is_grad_enabled() else vectors
+        vectors = separate_nodes(vectors) if torch.is_grad_enabled() else vectors
         lines = list(map(Line, *(vectors[k::3] for k in range(3)), ctx.through))
-        if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
+        if torch.is_grad_enabled():  # second derivatives
             y = plain(x, ctx.cut, lines, ctx.eps)
-            inputs = [x, *(value for own in lines for value in own)]
-            found = gradients([y], inputs, [grads[0]], ctx.needs_input_grad[3:], create_graph=True)
-            return None, None, None, *found
+            inputs = [x, *(value for coef in lines for value in coef)]
+            d_inputs = gradients([y], inputs, [grads[0]], ctx.needs_input_grad[3:], create_graph=True)
+            return None, None, None, *d_inputs
         return None, None, None, *_fused_backward(ctx, x, lines, grads[0])
 
 
 def _fused_backward(ctx: Any, x: Tensor, lines: list[Line], dy: Tensor) -> list[Tensor | None]:
     cut: Groups = ctx.cut
     dx = torch.empty_like(x, dtype=ctx.taken[0][-1].dtype) if ctx.needs_input_grad[3] else None
-    found: list[Tensor | None] = []
+    d_vectors: list[Tensor | None] = []
     rows = cut.parts(x, dy, x if dx is None else dx, lines, ctx.taken)
-    for part, slope, out, own, (m, rate, ratio, scale) in rows:
-        dot, total = sums_over(part, slope, m.mean, rate, cut)
-        d_tilt = None if own.tilt is None else (total * ratio).sum(0)
-        found += [dot.sum(0), total.sum(0), d_tilt, None]
+    for part, grad, out, coef, (m, rate, ratio, scale) in rows:
+        dot, total = sums_over(part, grad, m.mean, rate, cut)
+        d_tilt = None if coef.tilt is None else (total * ratio).sum(0)
+        d_vectors += [dot.sum(0), total.sum(0), d_tilt, None]
         if dx is None:
             continue
         # dx = scale dy - ((gamma - tilt) sum dy + h (gamma sum h dy + tilt r sum dy)) / (sigma n)
-        inward, constant = own.gamma * dot, own.gamma * total
-        if own.tilt is not None and own.through:
-            tilted = own.tilt * total
+        inward, constant = coef.gamma * dot, coef.gamma * total
+        if coef.tilt is not None and coef.through:
+            tilted = coef.tilt * total
             inward, constant = torch.addcmul(inward, tilted, ratio), constant - tilted
-        share = rate / -m.n
-        pull = inward * (share * rate)
-        pull_back(part, slope, scale, pull, constant * share, m.mean, cut, out)
-    return [None if dx is None else dx.to(x.dtype), *found]
+        factor = rate / -m.n
+        x_coef = inward * (factor * rate)
+        grad_input(part, grad, scale, x_coef, constant * factor, m.mean, cut, out)
+    return [None if dx is None else dx.to(x.dtype), *d_vectors]
 
 
 def sums_over(x: Tensor, dy: Tensor, mean: Tensor, rate: Tensor, cut: Groups) -> tuple[Tensor, Tensor]:
-    """sum dy (x - mean) rate and sum dy, per group and channel: the stock layer's kernel."""
-    one = torch.ones_like(mean[0])  # a weight, without which a GPU gives no sums
+    """Return sum dy (x - mean) rate and sum dy, per group and channel, by the stock layer's kernel."""
+    ones = torch.ones_like(mean[0])  # a weight, without which a GPU returns no sums
     each = [
         torch.ops.aten.native_batch_norm_backward(
-            slope, group, one, None, None, at, by, True, 0.0, [False, True, True]
+            grad, group, ones, None, None, center, scale, True, 0.0, [False, True, True]
         )
-        for slope, group, at, by in zip(dy.chunk(cut.each), x.chunk(cut.each), mean, rate, strict=True)
+        for grad, group, center, scale in zip(dy.chunk(cut.each), x.chunk(cut.each), mean, rate, strict=True)
     ]
     return torch.stack([dot for _, dot, _ in each]), torch.stack([total for _, _, total in each])
 
 
-def pull_back(
+def grad_input(
     part: Tensor,
-    slope: Tensor,
+    grad: Tensor,
     scale: Tensor,
-    pull: Tensor,
+    x_coef: Tensor,
     constant: Tensor,
     mean: Tensor,
     cut: Groups,
     out: Tensor,
 ) -> None:
-    """out = scale slope + pull (part - mean) + constant, with (groups, C) vectors."""
-    affine(part, pull, constant - pull * mean, cut, out)
-    cut.within(out).addcmul_(cut.within(slope), over(scale, part))
+    """Compute out = scale grad + x_coef (part - mean) + constant, with (groups, C) vectors."""
+    affine(part, x_coef, constant - x_coef * mean, cut, out)
+    cut.within(out).addcmul_(cut.within(grad), over(scale, part))
 
 
-def own_nodes(vectors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The same vectors, each a node of its own: parts may share one, and each is owed only its share."""
+def separate_nodes(vectors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Give each vector a graph node: parts may share a vector, and each needs its part of the gradient."""
     return [None if v is None else v.view_as(v) for v in vectors]
 
 
 def gradients(
-    of: list[Tensor], wrt: list[Any], slopes: list[Tensor], needs: Sequence[bool], create_graph: bool = False
+    of: list[Tensor],
+    wrt: list[Any],
+    grad_outputs: list[Tensor],
+    needs: Sequence[bool],
+    create_graph: bool = False,
 ) -> list[Any]:
-    """Gradients with respect to those that need one, None for the others."""
-    wanted = [value for value, need in zip(wrt, needs, strict=True) if need]
-    each = iter(torch.autograd.grad(of, wanted, slopes, True, create_graph, allow_unused=True))
+    """Return gradients with respect to the inputs that need one, None for the others."""
+    inputs = [value for value, need in zip(wrt, needs, strict=True) if need]
+    each = iter(torch.autograd.grad(of, inputs, grad_outputs, True, create_graph, allow_unused=True))
     return [next(each) if need else None for need in needs]

@@ -1,4 +1,4 @@
-"""Batch statistics over all processes: every rank normalises with the moments of the whole batch.
+"""Batch statistics over all processes: every rank normalizes with the moments of the whole batch.
 
 torch's SyncBatchNorm refuses CPU tensors and couples statistics to one layer class; this is a switch on
 steered layers, differentiable, weighted by each rank's count, on any backend of torch.distributed.
@@ -20,21 +20,22 @@ Group = Any
 
 
 def world_size(group: Group = None) -> int:
+    """Return the number of processes in a group; 1 if none is initialized."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def pool_processes(own: Moments, group: Group = None) -> Moments:
-    """The moments over all processes, from each one's own (two small all-reduces)."""
-    count = torch.tensor(float(own.n), dtype=own.mean.dtype, device=own.mean.device)
-    weighted = _Sum.apply(torch.cat([(own.mean * own.n).flatten(), count.view(1)]), group)
+def pool_processes(local: Moments, group: Group = None) -> Moments:
+    """Return the moments over all processes, from the local ones (two small all-reduces)."""
+    count = torch.tensor(float(local.n), dtype=local.mean.dtype, device=local.mean.device)
+    weighted = _Sum.apply(torch.cat([(local.mean * local.n).flatten(), count.view(1)]), group)
     total = int(weighted[-1].item())
-    mean = weighted[:-1].view_as(own.mean) / total
-    var = _Sum.apply((own.var + (own.mean - mean) ** 2) * own.n, group) / total
+    mean = weighted[:-1].view_as(local.mean) / total
+    var = _Sum.apply((local.var + (local.mean - mean) ** 2) * local.n, group) / total
     return Moments(mean, var, total)
 
 
 def local_groups(groups: int, group: Group = None) -> int:
-    """`groups` counts groups of the global batch, in rank order: how many of them are this rank's own?"""
+    """Return how many of the `groups` of the global batch, in rank order, are on this process."""
     processes = world_size(group)
     if groups == 1 or processes == 1:
         return groups

@@ -1,4 +1,4 @@
-"""One group by its own moments under a constant shift: APART's second pass, in half the steps of `groups`.
+"""Normalize one group under a constant shift: APART's second pass, in half the steps of `groups`.
 
     y = s (x - (1 + delta_mu) mean) + beta,    s = gamma (1 + delta_sigma) / sigma
 
@@ -8,7 +8,7 @@ With h = (x - mean) / sigma, r = mean / sigma, and q = sum h dy - delta_mu r sum
     dx = s (dy - ((1 + delta_mu) sum dy + h q) / n),
 
 where the delta_mu of dx is zero if what it multiplies is held constant. A shift that is itself
-differentiated, and second derivatives, take the general way of `groups`, which defines what is computed.
+differentiated, and second derivatives, are left to `groups`, which defines what is computed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.norm.groups import NO_DEVIATION, Groups, gradients, own_nodes, plain
-from trimtab.norm.moments import line, moments
+from trimtab.norm._kernels.groups import NO_STD, Groups, gradients, plain, separate_nodes
+from trimtab.norm._kernels.moments import line, moments
 from trimtab.norm.setting import Moments, Shift
 from trimtab.types import BadInput
 
 
 def is_constant(shift: Shift) -> bool:
-    """Whether this way may be taken: nobody differentiates the shift, nor compiles the pass."""
-    learns = any(delta is not None and delta.requires_grad for delta in (shift.mu, shift.sigma))
-    return not learns and not torch.compiler.is_compiling()
+    """Return whether `normalize_shifted` applies: the shift needs no gradient, and nothing is compiled."""
+    needs_grad = any(delta is not None and delta.requires_grad for delta in (shift.mu, shift.sigma))
+    return not needs_grad and not torch.compiler.is_compiling()
 
 
-def normalise_shifted(
+def normalize_shifted(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift, eps: float
 ) -> tuple[Tensor, list[Moments]]:
-    """Normalise x (N, C, ...) as one group; also its (1, C) moments, as constants."""
+    """Normalize x (N, C, ...) as one group; also return its (1, C) moments, as constants."""
     with torch.no_grad():
         seen = moments(x)
     if seen.n == 1:
-        raise BadInput(NO_DEVIATION)
+        raise BadInput(NO_STD)
     y: Tensor = _Shifted.apply(seen, shift, eps, x, weight, bias)
     return y, [Moments(seen.mean[None], seen.var[None], seen.n)]
 
@@ -58,8 +58,8 @@ class _Shifted(torch.autograd.Function):
         scale = rate if weight is None else rate * weight.to(wide)
         if shift.sigma is not None:
             scale = torch.addcmul(scale, scale, shift.sigma.to(wide))
-        centre = mean if shift.mu is None else torch.addcmul(mean, mean, shift.mu.to(wide))
-        offset = -scale * centre if bias is None else torch.addcmul(bias.to(wide), scale, centre, value=-1)
+        center = mean if shift.mu is None else torch.addcmul(mean, mean, shift.mu.to(wide))
+        offset = -scale * center if bias is None else torch.addcmul(bias.to(wide), scale, center, value=-1)
         ctx.save_for_backward(x, weight, bias)
         ctx.taken = seen, shift, eps, rate, scale
         y = torch.empty_like(x, dtype=wide)
@@ -69,13 +69,13 @@ class _Shifted(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,), (x, weight, bias) = grads, ctx.saved_tensors
         seen, shift, eps, rate, scale = ctx.taken
-        if torch.is_grad_enabled():  # the caller means to differentiate the gradient, too
-            weight, bias = own_nodes([weight, bias])
-            own = line(seen.mean, weight, bias, shift)
-            y = plain(x, Groups([len(x)], 1), [own], eps)
+        if torch.is_grad_enabled():  # second derivatives
+            weight, bias = separate_nodes([weight, bias])
+            coef = line(seen.mean, weight, bias, shift)
+            y = plain(x, Groups([len(x)], 1), [coef], eps)
             return None, None, None, *gradients([y], [x, weight, bias], [dy], ctx.needs_input_grad[3:], True)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[3:]
-        # The stock layer's kernel; its weight is asked for because a GPU gives no sums without one.
+        # The stock layer's kernel; without a weight a GPU returns no sums.
         _, dot, total = torch.ops.aten.native_batch_norm_backward(
             dy, x, torch.ones_like(rate), None, None, seen.mean, rate, True, 0.0, [False, True, True]
         )
@@ -88,15 +88,15 @@ class _Shifted(torch.autograd.Function):
             d_weight = inward if sigma is None else torch.addcmul(inward, inward, sigma.to(rate.dtype))
         dx = None
         if needs_x:
-            share, outward = scale * (-1 / seen.n), total
+            factor, outward = scale * (-1 / seen.n), total
             if mu is not None and shift.through:
                 outward = torch.addcmul(total, total, mu)
             elif mu is not None:
                 inward = dot
-            pull, push = share * rate * inward, share * outward
-            push = torch.addcmul(push, pull, seen.mean, value=-1)
+            x_coef, constant = factor * rate * inward, factor * outward
+            constant = torch.addcmul(constant, x_coef, seen.mean, value=-1)
             dx = torch.empty_like(x, dtype=rate.dtype)
-            torch.addcmul(_over(push, x), x, _over(pull, x), out=dx)
+            torch.addcmul(_over(constant, x), x, _over(x_coef, x), out=dx)
             dx = dx.addcmul_(dy, _over(scale, x)).to(x.dtype)
         return None, None, None, dx, d_weight, total if needs_bias else None
 

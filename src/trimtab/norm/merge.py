@@ -1,0 +1,88 @@
+"""Merge the statistics of parts of a data set into those of the whole.
+
+For parts i with n_i elements, means m_i and unbiased variances v_i, and N = sum n_i:
+
+    mean = sum n_i m_i / N
+    var  = [ sum (n_i - 1) v_i  +  sum n_i (m_i - mean)^2 ] / (N - 1)
+
+The second sum is the variance between the parts. An average of the variances drops it, which is what
+federated averaging of BatchNorm buffers does: on clients whose data differ the merged network is then
+normalized by too small a variance.
+
+The result is exact when every part was gathered by the same network with `source="running"`
+(`norm.gather`), so that all layers received the same inputs as in one pass over all the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.norm.packs import LayerStatistics, Pack, pack, read_pack
+from trimtab.types import BadInput
+
+
+def merge(parts: Sequence[Pack | nn.Module | str | Path], counts: Sequence[int] | None = None) -> Pack:
+    """Pool the statistics of several parts exactly; gamma and beta are averaged by count where they differ.
+
+    Args:
+        parts: Packs, their files, or steered models (shards, federated clients, checkpoints).
+        counts: Number of images of each part, if the packs carry no element counts.
+
+    Returns:
+        A pack for `norm.load_pack`. If the parts come from networks with different weights (federated
+        clients, checkpoints), it belongs to none of them, and loading it takes `force=True`.
+    """
+    packs = [_as_pack(part) for part in parts]
+    if not packs:
+        raise BadInput("there is nothing to merge; give at least one pack")
+    if len({each.architecture for each in packs}) > 1:
+        raise BadInput("packs of different architectures cannot be merged")
+    if counts is not None and (len(counts) != len(packs) or min(counts) < 1):
+        raise BadInput(f"counts needs a positive number of images for each of the {len(packs)} parts")
+    layers = {}
+    for name in packs[0].layers:
+        shards = [each.layers[name] for each in packs]
+        weights = list(counts) if counts is not None else [layer.elements for layer in shards]
+        if min(weights) < 1:
+            raise BadInput(
+                f"{name} carries no element count; gather the packs with norm.gather, or give counts="
+            )
+        layers[name] = _pooled(shards, weights, known=counts is None)
+    digests = {each.weights for each in packs}
+    provenance = {"merged": [dict(each.provenance) for each in packs]}
+    return Pack(layers, digests.pop() if len(digests) == 1 else "", provenance)
+
+
+def _pooled(parts: Sequence[LayerStatistics], counts: Sequence[int], known: bool) -> LayerStatistics:
+    total = sum(counts)
+    n = torch.tensor(counts, dtype=torch.float64)[:, None]  # (parts, 1)
+    means = torch.stack([layer.mean.double() for layer in parts])  # (parts, C)
+    variances = torch.stack([layer.var.double() for layer in parts])
+    mean = (n * means).sum(0) / total
+    squares = ((n - 1) * variances).sum(0) + (n * (means - mean) ** 2).sum(0)
+    like = parts[0].mean
+    return LayerStatistics(
+        _average([layer.weight for layer in parts], n),
+        _average([layer.bias for layer in parts], n),
+        mean.to(like.dtype),
+        (squares / max(total - 1, 1)).to(like.dtype),
+        total if known else 0,
+    )
+
+
+def _average(values: Sequence[Tensor | None], n: Tensor) -> Tensor | None:
+    given = [value for value in values if value is not None]
+    if not given or all(torch.equal(value, given[0]) for value in given):
+        return given[0] if given else None
+    mean = (n * torch.stack([value.double() for value in given])).sum(0) / n.sum()
+    return mean.to(given[0].dtype)
+
+
+def _as_pack(part: Pack | nn.Module | str | Path) -> Pack:
+    if isinstance(part, nn.Module):
+        return pack(part)
+    return part if isinstance(part, Pack) else read_pack(part)
