@@ -1,4 +1,4 @@
-"""trimtab: the statistics of normalisation layers as a surface you can steer."""
+"""trimtab: the statistics of normalization layers as a surface you can steer."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
 """Values that every part of trimtab speaks in: numbers as people write them, budgets, what a model expects.
 
 Pixels are in [0, 1] everywhere: budgets, noise levels and step sizes are in pixel units, and a
-model's mean and deviation live inside the model, recorded in its `InputSpec`.
+model's mean and std live inside the model, recorded in its `InputSpec`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from numbers import Integral
+from typing import Any, TypeVar
+
+Returned = TypeVar("Returned")
 
 
 class BadInput(ValueError):
@@ -106,16 +112,25 @@ Budget = Linf | L2
 
 
 def radius(eps: float | str) -> float:
-    """Read how far something may go."""
-    found = number(eps)
-    if found < 0:
-        raise BadInput(f"a radius must not be negative, found {found:g}")
-    return found
+    """Read the radius of a ball, refused if it is negative."""
+    value = number(eps)
+    if value < 0:
+        raise BadInput(f"a radius must not be negative, found {value:g}")
+    return value
+
+
+CROP_MODES = ("center", "squash", "border")
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+MOST_CHANNELS = 65_536
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a classifier expects: pixels in [0, 1], of this size, normalised inside by mean and std."""
+    """What a classifier expects: pixels in [0, 1] of this size, made from photographs in this way.
+
+    mean and std are applied inside the model. The other fields say how an image file becomes pixels, as timm
+    and torchvision record it with their weights; images that are arrays already are taken as they are.
+    """
 
     size: tuple[int, int] = (32, 32)
     """Height and width in pixels."""
@@ -124,14 +139,100 @@ class InputSpec:
     """Subtracted inside the model, one value per channel; zeros if not given."""
     std: tuple[float, ...] = ()
     """Divided by inside the model, one value per channel; ones if not given."""
+    crop_fraction: float | None = None
+    """Side of the crop divided by the shorter side of the resized image (timm's crop_pct; beyond 1 the border
+    is black); None: image files are neither resized nor cropped."""
+    interpolation: str = "bilinear"
+    """How image files are resized: nearest, box, bilinear, hamming, bicubic or lanczos."""
+    crop_mode: str = "center"
+    """center resizes the shorter side and crops the center; squash resizes both sides, whatever the aspect;
+    border resizes the longer side and pads the shorter one with the mean."""
+    resize: int | None = None
+    """Length of the shorter side before the crop; floor(size / crop_fraction) if not given."""
 
     def __post_init__(self) -> None:
+        if whole(self.channels, "channels") > MOST_CHANNELS:  # before a value per channel is made
+            raise BadInput(f"an InputSpec has at most {MOST_CHANNELS} channels, found {self.channels}")
         object.__setattr__(self, "mean", tuple(self.mean) or (0.0,) * self.channels)
         object.__setattr__(self, "std", tuple(self.std) or (1.0,) * self.channels)
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise BadInput(
-                f"an InputSpec with {self.channels} channels needs as many means and deviations, "
+                f"an InputSpec with {self.channels} channels needs {self.channels} means and stds, "
                 f"found {len(self.mean)} and {len(self.std)}"
             )
         if min(self.std) <= 0:
-            raise BadInput(f"deviations must be positive, found {self.std}")
+            raise BadInput(f"stds must be positive, found {self.std}")
+        if self.interpolation not in INTERPOLATIONS:
+            known = ", ".join(INTERPOLATIONS)
+            raise BadInput(f"there is no interpolation {self.interpolation!r}; choose one of {known}")
+        if self.crop_mode not in CROP_MODES:
+            known = ", ".join(CROP_MODES)
+            raise BadInput(f"there is no crop mode {self.crop_mode!r}; choose one of {known}")
+        if self.resize and self.crop_fraction is None:
+            object.__setattr__(self, "crop_fraction", min(self.size) / self.resize)
+        if self.resize is not None and self.resize < 1:
+            raise BadInput(f"images are resized to 1 pixel or more, found {self.resize}")
+        if self.crop_fraction is not None and not 0 < self.crop_fraction <= 2:
+            raise BadInput(f"a crop fraction must be in (0, 2], found {self.crop_fraction:g}")
+
+    @property
+    def resized(self) -> tuple[int, int] | None:
+        """Height and width that contain the crop, to which image files are resized; None: not at all.
+
+        >>> InputSpec((224, 224), crop_fraction=0.875).resized
+        (256, 256)
+        """
+        if self.crop_fraction is None:
+            return None
+        if self.resize is None:
+            height, width = (math.floor(side / self.crop_fraction) for side in self.size)
+        else:
+            height, width = (self.resize * side // min(self.size) for side in self.size)
+        return height, width
+
+    def at_size(self, size: int) -> InputSpec:
+        """The same for square images of another size.
+
+        >>> InputSpec((224, 224), resize=232).at_size(448).resized
+        (464, 464)
+        """
+        resize = None if self.resize is None else round(self.resize * size / min(self.size))
+        return replace(self, size=(size, size), resize=resize)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> InputSpec:
+        """The InputSpec that `to_json` wrote, also before image files were part of it."""
+        try:
+            (height, width), channels = map(int, value["size"]), int(value["channels"])
+            mean, std = (tuple(map(float, value[name])) for name in ("mean", "std"))
+            fraction, resize = value.get("crop_fraction"), value.get("resize")
+            fraction, resize = fraction and float(fraction), resize and int(resize)
+            names = {name: str(value[name]) for name in ("interpolation", "crop_mode") if name in value}
+            if min(height, width, channels) < 1:
+                raise ValueError
+            return cls((height, width), channels, mean, std, fraction, resize=resize, **names)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise BadInput(f"this is not what a model can expect as its input: {value}") from None
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[..., Returned]], Callable[..., Returned]]:
+    """Let a function take old argument names (`old="new"`), each with a DeprecationWarning."""
+
+    def decorate(function: Callable[..., Returned]) -> Callable[..., Returned]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Returned:
+            for old in new_names.keys() & kwargs.keys():
+                message = f"{function.__name__}({old}=...) is now {new_names[old]}=..."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                kwargs[new_names[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

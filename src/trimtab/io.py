@@ -1,8 +1,8 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed.
+"""Files that are whole or not there: written next to their place, synced, then renamed.
 
-Every writer has a file of its own, whatever machines and containers share the folder. What a process that was
-killed left beside a place is removed by the next that writes there, if both ran on the same machine: of other
-machines' processes nobody here knows whether they live.
+Every writer has its own temporary file, whatever machines and containers share the folder. What a killed
+process left there is removed by the next writer of the same file on the same machine; whether processes of
+other machines are alive is unknown.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from trimtab.types import BadInput
 
 
 @contextmanager
-def placed(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to: synced and renamed if all goes well, else removed."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a file next to `path` to write to: synced and renamed on success, else removed.
+
+    Args:
+        path: the file to replace, or to create with the folders that it lies in.
+    """
     if not path.name:
         raise BadInput(f"{str(path)!r} names no file to write; give a name")
     if _is_special(path):  # to rename over a device would do away with it
@@ -47,7 +51,7 @@ def placed(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence why `path` cannot be written."""
+    """Turn an error of the operating system into one sentence that says why `path` cannot be written."""
     try:
         yield
     except (OSError, SafetensorError) as problem:

@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def key(*parts: int) -> int:
-    """Mix integers into one 64-bit seed (splitmix64, each part in turn)."""
+    """Return one 64-bit seed mixed from integers (splitmix64, each part in turn)."""
     state = 0x9E3779B97F4A7C15
     for part in parts:
         part = part if isinstance(part, np.ndarray) else int(part)  # NumPy's own integers would overflow
@@ -32,22 +32,27 @@ def key(*parts: int) -> int:
 
 
 def purpose(name: str, index: int = 0) -> int:
-    """A `draw` that no other purpose shares, by what it is for (and a count, such as the restart)."""
+    """Return a `draw` number that no other purpose shares.
+
+    Args:
+        name: what the random numbers are for.
+        index: a count within that purpose, such as the restart.
+    """
     return key(*name.encode(), index)
 
 
 def generator(seed: int, id: int = 0, draw: int = 0) -> torch.Generator:
-    """A CPU generator for one image and one purpose (`draw`)."""
+    """Return a CPU generator for one image and one purpose (`draw`)."""
     return seeded(key(seed, id, draw))
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A CPU generator. What it fills must be on the CPU, too, whatever torch's default device is."""
+    """Return a CPU generator; what it fills must be on the CPU as well, whatever torch's default device."""
     return torch.Generator("cpu").manual_seed(seed)
 
 
 def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
-    """The images' indices in their set: 0..N-1 of this call if none are given."""
+    """Return the images' indices in their set: 0..N-1 of this call if none are given."""
     if ids is None:
         return list(range(len(x)))
     if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.dim() != 1):
@@ -59,24 +64,24 @@ def ids_of(x: Tensor, ids: Tensor | Sequence[int] | None) -> list[int]:
 
 
 def uniform(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
-    """Uniform in [0, 1), one independent stream per image, shaped as `like`."""
+    """Return samples uniform in [0, 1), one independent stream per image, shaped as `like`."""
     return _fill(like, seed, ids, draw, "uniform_")
 
 
 def normal(like: Tensor, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
-    """Standard normal, one independent stream per image, shaped as `like`."""
+    """Return standard normal samples, one independent stream per image, shaped as `like`."""
     return _fill(like, seed, ids, draw, "normal_")
 
 
 def integers(low: int, high: int, seed: int, ids: Sequence[int], draw: int = 0) -> Tensor:
-    """One integer in [low, high) per image (on the CPU)."""
+    """Return one integer in [low, high) per image (on the CPU)."""
     sources = (generator(seed, i, draw) for i in ids)
     drawn = [int(torch.randint(low, high, (), generator=source, device="cpu")) for source in sources]
     return torch.tensor(drawn, device="cpu")
 
 
 def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
-    """One number per image, uniform in [0, 1) (float64, on the CPU), hashed rather than generated.
+    """Return one number per image, uniform in [0, 1) (float64, on the CPU), hashed rather than generated.
 
     A batch costs microseconds, so this is what augmentation draws from.
     """
@@ -84,6 +89,7 @@ def scalars(seed: int, ids: Sequence[int] | Tensor, draw: int = 0) -> Tensor:
 
 
 def permutation(n: int, seed: int, draw: int = 0) -> Tensor:
+    """Return a random permutation of 0..n-1 (on the CPU)."""
     return torch.randperm(n, generator=generator(seed, -1, draw), device="cpu")  # no image has this id
 
 
@@ -93,8 +99,8 @@ def _fill(like: Tensor, seed: int, ids: Sequence[int], draw: int, fill: str) -> 
     wide = like.dtype if like.dtype == torch.float64 else torch.float32
     out = torch.empty(like.shape, dtype=wide, device="cpu")
     source = torch.Generator("cpu")
-    for row, own in zip(out, _keys(seed, ids, draw).tolist(), strict=True):
-        getattr(row, fill)(generator=source.manual_seed(own))
+    for row, row_seed in zip(out, _keys(seed, ids, draw).tolist(), strict=True):
+        getattr(row, fill)(generator=source.manual_seed(row_seed))
     return torch.empty_like(like).copy_(out)
 
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, make_dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -24,9 +25,13 @@ from PIL import Image
 from torch import nn
 
 import trimtab
-from trimtab import adapt, keys, norm
+from trimtab import adapt, claims, norm
 from trimtab.attacks import CW, FGSM, L2, PGD, AutoAttack, Linf, Square, ThroughBatch
+from trimtab.claims import result
+from trimtab.claims.scales import scale_of
 from trimtab.evaluate import Corrupted, Noise
+from trimtab.runtime.fingerprint import describe, digest, of_model
+from trimtab.train import Recipe, Standard
 from trimtab.types import BadInput
 
 
@@ -36,24 +41,24 @@ def net() -> nn.Sequential:
 
 
 METHODS = [
-    *(PGD(), PGD(steps=21), PGD(Linf("4/255")), PGD(L2("8/255")), PGD(score="any"), PGD(restarts=2)),
+    *(PGD(), PGD(steps=21), PGD(Linf("4/255")), PGD(L2("8/255")), PGD(early_stop=True), PGD(restarts=2)),
     *(CW(), FGSM(), Noise(0.1), Noise(0.2), Corrupted("fog", 1), Corrupted("fog", 2), Corrupted("snow", 1)),
 ]
 
 
 def test_methods_that_differ_in_anything_have_different_keys() -> None:
-    digests = {keys.digest(keys.describe(method)) for method in METHODS}
+    digests = {digest(describe(method)) for method in METHODS}
     assert len(digests) == len(METHODS)
 
 
 def test_the_same_method_written_in_another_way_has_the_same_key() -> None:
-    assert keys.describe(PGD(Linf("8/255"), steps=5)) == keys.describe(PGD(steps=5, budget=Linf(8 / 255)))
+    assert describe(PGD(Linf("8/255"), steps=5)) == describe(PGD(steps=5, budget=Linf(8 / 255)))
 
 
 def test_a_new_version_of_a_method_has_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys.digest(keys.describe(PGD()))
+    before = digest(describe(PGD()))
     monkeypatch.setattr(PGD, "version", PGD.version + 1)
-    assert keys.digest(keys.describe(PGD())) != before
+    assert digest(describe(PGD())) != before
 
 
 @dataclass(frozen=True)
@@ -64,21 +69,21 @@ class Holder:
 
 def test_what_cannot_be_told_apart_is_refused() -> None:
     with pytest.raises(BadInput, match="frozen dataclasses"):
-        keys.describe(Holder(lambda model, x, y: x))
+        describe(Holder(lambda model, x, y: x))
 
 
 def test_equal_models_have_equal_digests_and_training_mode_does_not_matter() -> None:
-    assert keys.weights(net().train()) == keys.weights(net().eval())
+    assert of_model(net().train()) == of_model(net().eval())
 
 
 def test_a_digest_sees_every_parameter_and_buffer() -> None:
-    whole = keys.weights(net())
+    whole = of_model(net())
     for name, tensor in (model := net()).state_dict().items():
         kept = tensor.clone()
         tensor.add_(1)
-        assert keys.weights(model) != whole, name
+        assert of_model(model) != whole, name
         tensor.copy_(kept)
-    assert keys.weights(model) == whole
+    assert of_model(model) == whole
 
 
 def test_a_digest_sees_branches_unsaved_buffers_and_architecture() -> None:
@@ -90,7 +95,7 @@ def test_a_digest_sees_branches_unsaved_buffers_and_architecture() -> None:
     hidden.register_buffer("mean", torch.zeros(3), persistent=False)
     shifted = net()
     shifted.register_buffer("mean", torch.ones(3), persistent=False)
-    assert len({keys.weights(model) for model in (net(), branched, other, hidden, shifted)}) == 5
+    assert len({of_model(model) for model in (net(), branched, other, hidden, shifted)}) == 5
 
 
 class Scaled(nn.Module):
@@ -107,15 +112,15 @@ def test_a_digest_sees_the_constants_that_modules_hold() -> None:
     models = [Scaled(value) for value in values]
     models += [adapt.per_batch(net(), *how) for how in ((1.0,), (0.1,), (0.1, "var"), (0.1, "std", "median"))]
     models += [adapt.stream(net(), prior=1), adapt.stream(net(), prior=2)]
-    assert len({keys.weights(model) for model in models}) == len(models)
-    assert keys.weights(Scaled(Linf("1/255"))) == keys.weights(Scaled(Linf("1/255")))
+    assert len({of_model(model) for model in models}) == len(models)
+    assert of_model(Scaled(Linf("1/255"))) == of_model(Scaled(Linf("1/255")))
 
 
 def test_a_digest_does_not_ask_where_a_model_comes_from(tmp_path) -> None:
     model = trimtab.load("net:resnet8,width=4")
     for name in ("a", "b"):
         trimtab.save(model, tmp_path / name)
-    assert keys.weights(trimtab.load(tmp_path / "a")) == keys.weights(trimtab.load(tmp_path / "b"))
+    assert of_model(trimtab.load(tmp_path / "a")) == of_model(trimtab.load(tmp_path / "b"))
 
 
 def test_a_digest_is_not_fooled_by_addresses_in_a_description() -> None:
@@ -123,7 +128,7 @@ def test_a_digest_is_not_fooled_by_addresses_in_a_description() -> None:
         def extra_repr(self) -> str:
             return repr(object())
 
-    assert keys.weights(Named()) == keys.weights(Named())
+    assert of_model(Named()) == of_model(Named())
 
 
 def test_a_digest_sees_functions_arrays_and_what_json_has_no_word_for() -> None:
@@ -140,8 +145,8 @@ def test_a_digest_sees_functions_arrays_and_what_json_has_no_word_for() -> None:
         *(np.zeros(2), np.ones(2), np.float32(1), np.float32(2), torch.float32, torch.float64),
         *({1, 2}, {1, 3}, 1 + 2j, float("inf"), float("nan"), nn.ReLU, nn.GELU),
     )
-    assert len({keys.weights(Scaled(value)) for value in values}) == len(values)
-    assert all(keys.weights(Scaled(value)) == keys.weights(Scaled(value)) for value in values)
+    assert len({of_model(Scaled(value)) for value in values}) == len(values)
+    assert all(of_model(Scaled(value)) == of_model(Scaled(value)) for value in values)
 
 
 def shallow_and_deep(depth: int) -> nn.Sequential:
@@ -150,29 +155,29 @@ def shallow_and_deep(depth: int) -> nn.Sequential:
 
 
 def test_a_digest_counts_a_layer_at_every_place_it_has() -> None:
-    assert keys.weights(shallow_and_deep(2)) != keys.weights(shallow_and_deep(5))
+    assert of_model(shallow_and_deep(2)) != of_model(shallow_and_deep(5))
+    act = nn.Tanh()  # which has no parameters
+    assert of_model(nn.Sequential(act, act)) != of_model(nn.Sequential(act, act, act))
 
 
-def test_a_digest_sees_hooks_and_edited_code() -> None:
-    def written(source: str) -> nn.Module:
-        space: dict[str, Any] = {"__name__": "mine"}
-        exec(
-            f"from torch import nn\nclass Mine(nn.Identity):\n    def forward(self, x): return {source}",
-            space,
-        )
-        return space["Mine"]()
-
-    hooked = net()
+def test_a_digest_sees_hooks() -> None:
+    hooked, other = net(), net()
     hooked.register_forward_hook(lambda module, given, out: -out)
-    assert keys.weights(hooked) != keys.weights(net())
-    assert keys.weights(written("x")) == keys.weights(written("x"))
-    assert len({keys.weights(written(source)) for source in ("x", "-x", "2 * x", "x.abs()", "x.sin()")}) == 5
+    other.register_forward_hook(lambda module, given, out: 2 * out)
+    assert len({of_model(net()), of_model(hooked), of_model(other)}) == 3
+
+
+def test_code_without_a_file_is_never_the_same_again() -> None:
+    space: dict[str, Any] = {"__name__": "notebook"}
+    exec("from torch import nn\nclass Mine(nn.Identity):\n    def forward(self, x): return x", space)
+    mine = space["Mine"]()
+    assert of_model(mine) != of_model(mine)
 
 
 def test_steering_alone_is_no_other_model_and_freezing_is() -> None:
     steered = trimtab.steer(net())
-    assert keys.weights(steered) == keys.weights(net())
-    assert keys.weights(norm.freeze(steered)) != keys.weights(net())
+    assert of_model(steered) == of_model(net())
+    assert of_model(norm.freeze(steered)) != of_model(net())
 
 
 def helper(x: Any) -> Any:
@@ -213,14 +218,14 @@ class Unlike:
 
     @staticmethod
     def attribute_of_the_class(scale: int) -> nn.Module:
-        return type("Scaled", (nn.Sequential,), {"scale": scale, "__module__": "own"})(*net())
+        return type("Scaled", (nn.Sequential,), {"scale": scale, "__module__": __name__})(*net())
 
     @staticmethod
     def default_argument(by: int) -> nn.Module:
         def forward(self: Any, x: Any, times: int = by) -> Any:
             return x * times
 
-        return type("Scaled", (nn.Sequential,), {"forward": forward, "__module__": "own"})(*net())
+        return type("Scaled", (nn.Sequential,), {"forward": forward, "__module__": __name__})(*net())
 
     @staticmethod
     def decorated(other: int) -> nn.Module:
@@ -234,19 +239,19 @@ class Unlike:
             return -x
 
         chosen = decorate(elsewhere if other else forward)
-        return type("Wrapped", (nn.Sequential,), {"forward": chosen, "__module__": "own"})(*net())
+        return type("Wrapped", (nn.Sequential,), {"forward": chosen, "__module__": __name__})(*net())
 
     @staticmethod
     def static_method(other: int) -> nn.Module:
         method = staticmethod((lambda x: x) if other else (lambda x: -x))
-        return type("Static", (nn.Sequential,), {"method": method, "__module__": "own"})(*net())
+        return type("Static", (nn.Sequential,), {"method": method, "__module__": __name__})(*net())
 
 
 @pytest.mark.parametrize("what", [name for name in vars(Unlike) if not name.startswith("_")])
 def test_models_that_compute_otherwise_have_other_digests(what: str) -> None:
     make = getattr(Unlike, what)
-    assert keys.weights(make(0)) == keys.weights(make(0))
-    assert keys.weights(make(0)) != keys.weights(make(1))
+    assert of_model(make(0)) == of_model(make(0))
+    assert of_model(make(0)) != of_model(make(1))
 
 
 def test_a_digest_sees_the_functions_that_a_forward_pass_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,19 +259,19 @@ def test_a_digest_sees_the_functions_that_a_forward_pass_calls(monkeypatch: pyte
         def forward(self, x: Any) -> Any:
             return helper(x)
 
-    before = keys.weights(Calling(*net()))
+    before = of_model(Calling(*net()))
     monkeypatch.setitem(globals(), "helper", lambda x: x * 3)
-    assert keys.weights(Calling(*net())) != before
+    assert of_model(Calling(*net())) != before
 
 
 def test_names_of_classes_are_words_and_circles_end() -> None:
     plain, named = net(), net()
     named.classes = ("cat", "dog")  # type: ignore[assignment]
     plain.classes = None  # type: ignore[assignment]
-    assert keys.weights(plain) == keys.weights(named)
+    assert of_model(plain) == of_model(named)
     outer, inner = net(), nn.Linear(2, 2)
     outer.held, inner.back = [inner], [outer]  # type: ignore[assignment]
-    assert keys.weights(outer)
+    assert of_model(outer)
 
 
 def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
@@ -277,7 +282,7 @@ def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
         "    def forward(self, x):\n"
         "        return x if x.device.type in {'cpu', 'cuda', 'mps', 'xpu', 'meta'} else -x\n"
     )
-    code = "import own; from trimtab import keys; print(keys.weights(own.Own()))"
+    code = "import own; from trimtab.runtime import fingerprint; print(fingerprint.of_model(own.Own()))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed},
@@ -286,6 +291,23 @@ def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
         for seed in ("1", "2", "3")
     }  # fmt: skip
     assert len(found) == 1
+
+
+def test_keys_of_torchscript_are_the_same_in_another_process() -> None:
+    code = (
+        "import torch; from torch import nn; from trimtab.runtime import fingerprint\n"
+        "net = torch.jit.script(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(2, 2)))\n"
+        "for value in net.parameters(): value.data.fill_(1)\n"
+        "print(fingerprint.of_model(net))"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(keys) == 1
 
 
 ACT: Any = torch.relu
@@ -298,10 +320,10 @@ class Global(nn.Module):
 
 
 def test_what_a_forward_pass_reads_of_its_file_is_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [keys.weights(Global())]
+    found = [of_model(Global())]
     for name, value in (("ACT", torch.tanh), ("OFFSETS", (0.9, 0.2)), ("OFFSETS", torch.ones(1))):
         monkeypatch.setitem(globals(), name, value)
-        found.append(keys.weights(Global()))
+        found.append(of_model(Global()))
     assert len(set(found)) == 4
 
 
@@ -325,82 +347,36 @@ def test_values_of_any_kind_that_a_module_holds_tell_it_from_others(one: Any, ot
     for value in (one, other, one):
         model = net()
         model[2].held = value
-        digests.append(keys.weights(model))
+        digests.append(of_model(model))
     assert digests[0] == digests[2] != digests[1]
 
 
-class Rounding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return 0 * grad
-
-
-class StraightThrough(Rounding):
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
-
-
-class Rounds(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Rounding.apply(x)
-
-
-def test_the_backward_pass_of_ones_own_function_is_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    masked = keys.weights(Rounds())
-    StraightThrough.__name__ = StraightThrough.__qualname__ = "Rounding"  # as if the file had been edited
-    monkeypatch.setitem(globals(), "Rounding", StraightThrough)
-    assert keys.weights(Rounds()) != masked
-
-
 def test_compiling_is_no_part_of_a_model() -> None:
-    wanted = keys.weights(net())
-    assert keys.weights(torch.compile(net(), backend="eager")) == wanted
+    wanted = of_model(net())
+    assert of_model(torch.compile(net(), backend="eager")) == wanted
     inside = net()
     inside[1] = torch.compile(inside[1], backend="eager")
-    assert keys.weights(inside) == wanted
+    assert of_model(inside) == wanted
     compiled = net()
     compiled.compile(backend="eager")
-    assert keys.weights(compiled) == wanted
+    assert of_model(compiled) == wanted
 
 
-MINE = """
-@dataclass(frozen=True)
-class Mine:
-    eps: float = 0.1
-
-    def __call__(self, model, x, y):
-        return {call}
-
-    @staticmethod
-    def moved(x):
-        return {moved}
-"""
-
-
-def test_an_edited_method_of_ones_own_has_a_new_key() -> None:
-    found = []
-    for call, moved in (("x", "x"), ("x", "x"), ("1 - x", "x"), ("x", "2 * x")):
-        space: dict[str, Any] = {"dataclass": dataclass, "__name__": "mine"}
-        exec(MINE.format(call=call, moved=moved), space)
-        found.append(keys.digest(keys.describe(space["Mine"]())))
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
-
-
-def read_by(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> str:
-    """The key of `Net` in a file of this source, beside other files."""
+def read_by(
+    source: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digest_of: Callable[[Any], str] = of_model,
+    **files: str,
+) -> str:
+    """The key of `Net` in a file of this source, next to other files."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     names = ("keyed_net", *files)
     for name, text in zip(names, (source, *files.values()), strict=True):
         (folder / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.invalidate_caches()
-    return keys.weights(importlib.import_module("keyed_net").Net())
+    return digest_of(importlib.import_module("keyed_net").Net())
 
 
 HEAD = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        return "
@@ -430,6 +406,115 @@ def test_an_edited_helper_is_another_model(
     assert found[0] == found[2] != found[1]
 
 
+MINE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Net:
+    eps: float = 0.1
+
+    def __call__(self, model, x, y):
+        return {call}
+"""
+
+
+def test_an_edited_method_of_ones_own_has_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    first, same, edited = (
+        read_by(
+            MINE.format(call=call), tmp_path, monkeypatch, digest_of=lambda method: digest(describe(method))
+        )
+        for call in ("x", "x", "1 - x")
+    )
+    assert first == same != edited
+
+
+def test_an_edited_backward_pass_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from rounding import Rounding\n" + HEAD + "Rounding.apply(x)\n"
+    rounding = "import torch\nclass Rounding(torch.autograd.Function):\n    @staticmethod\n"
+    rounding += "    def forward(ctx, x): return x.round()\n    @staticmethod\n"
+    rounding += "    def backward(ctx, g): return {} * g\n"
+    masked, through = (
+        read_by(source, tmp_path, monkeypatch, rounding=rounding.format(factor)) for factor in (0, 1)
+    )
+    assert masked != through
+
+
+def test_a_helper_that_is_imported_inside_a_function_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = HEAD + "self.helped(x)\n    def helped(self, x):\n"
+    source += "        import lazy_helper\n        return lazy_helper.f(x)\n"
+    helpers = [f"def f(x): return {factor} * x\n" for factor in (1, 5, 1)]
+    keys = [read_by(source, tmp_path, monkeypatch, lazy_helper=helper) for helper in helpers]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_a_place_is_no_part_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / name)
+            keys.append(
+                read_by("import pa\n" + HEAD + "pa.f(x)\n", tmp_path / name, patch, pa="def f(x): return x\n")
+            )
+    assert keys[0] == keys[1]
+
+
+class KnowsBetter(Scaled):
+    def __fingerprint__(self) -> tuple[type, dict[str, Any]]:
+        return nn.Identity, {"rounded": round(float(self.by))}  # type: ignore[arg-type]
+
+
+def test_what_knows_better_is_known_by_what_it_returns() -> None:
+    assert of_model(KnowsBetter(1.1)) == of_model(KnowsBetter(1.2)) != of_model(KnowsBetter(2.2))
+
+
+def grown(kind: Any) -> Any:
+    """A class of methods after an option with a default was added to it."""
+    own = {"__module__": kind.__module__}
+    return make_dataclass(
+        kind.__name__,
+        [("patience", int, field(default=7))],
+        bases=(kind,),
+        frozen=True,
+        eq=False,
+        namespace=own,
+    )
+
+
+def test_an_option_added_with_a_default_changes_no_key() -> None:
+    assert describe(grown(PGD)(steps=5)) == describe(PGD(steps=5))
+    assert describe(grown(PGD)(steps=5, patience=8)) != describe(PGD(steps=5))
+    recipe = grown(Recipe)(objective=Standard(), patience=7)
+    assert recipe.digest == Recipe(objective=Standard()).digest
+    assert grown(Recipe)(objective=Standard(), patience=8).digest != recipe.digest
+
+
+def test_an_option_added_to_a_scale_changes_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = next(iter(claims.everything().values()))
+    at = scale_of("smoke", claim.paper)
+    before = result.settings(claim, "smoke")
+    given = {one.name: getattr(at, one.name) for one in fields(at)}
+    for patience, same in ((7, True), (8, False)):
+        larger = grown(type(at))(**given, patience=patience)
+        monkeypatch.setattr(result, "scale_of", lambda scale, paper, larger=larger: larger)
+        assert (result.settings(claim, "smoke") == before) is same
+
+
+def test_a_default_that_has_a_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Around:
+        attack: PGD = field(default_factory=PGD)
+
+    before = describe(Around())
+    monkeypatch.setattr(PGD, "version", PGD.version + 1)
+    assert describe(Around()) != before
+
+
 def test_files_and_operators_that_a_model_reads_are_known_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,24 +526,22 @@ def test_files_and_operators_that_a_model_reads_are_known_by_name(
 
 
 def test_an_ensemble_changes_with_the_version_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys.digest(keys.describe(AutoAttack()))
+    before = digest(describe(AutoAttack()))
     monkeypatch.setattr(Square, "version", 7)
-    assert keys.digest(keys.describe(AutoAttack())) != before
+    assert digest(describe(AutoAttack())) != before
 
 
 def test_pictures_of_ice_count_by_what_they_show(tmp_path: Path) -> None:
     for folder, level in (("a", 10), ("b", 10), ("c", 90)):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (40, 40), (level, level, level)).save(tmp_path / folder / "frost1.png")
-    a, b, c = (keys.describe(Corrupted("frost", 3, str(tmp_path / folder))) for folder in "abc")
+    a, b, c = (describe(Corrupted("frost", 3, str(tmp_path / folder))) for folder in "abc")
     assert a == b != c
-    assert keys.describe(Corrupted("fog", 3, str(tmp_path / "a"))) == keys.describe(Corrupted("fog", 3))
+    assert describe(Corrupted("fog", 3, str(tmp_path / "a"))) == describe(Corrupted("fog", 3))
 
 
 def test_a_whole_number_and_the_same_fraction_are_one_attack() -> None:
-    assert keys.digest(keys.describe(ThroughBatch(rho=1))) == keys.digest(
-        keys.describe(ThroughBatch(rho=1.0))
-    )
+    assert digest(describe(ThroughBatch(rho=1))) == digest(describe(ThroughBatch(rho=1.0)))
 
 
 def thrice(x: torch.Tensor) -> torch.Tensor:
@@ -482,7 +565,7 @@ def test_what_an_object_hides_is_part_of_the_key(held: tuple[Any, Any]) -> None:
     def key(value: Any) -> str:
         model = net()
         model.held = value
-        return keys.weights(model)
+        return of_model(model)
 
     one, other = held
     assert key(one) != key(other)
@@ -492,7 +575,7 @@ def test_what_an_object_hides_is_part_of_the_key(held: tuple[Any, Any]) -> None:
 def test_what_cannot_be_saved_does_not_keep_a_model_from_having_a_key() -> None:
     model = net()
     model.lock = threading.Lock()
-    assert keys.weights(model) == keys.weights(model)
+    assert of_model(model) == of_model(model)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, about what it means to give up
@@ -527,8 +610,8 @@ def test_packed_weights_and_the_constants_of_a_trace_are_part_of_the_key() -> No
         return model
 
     for make in (packed, traced, scripted, holding):
-        assert keys.weights(make(1.0)) == keys.weights(make(1.0))
-        assert keys.weights(make(1.0)) != keys.weights(make(2.0))
+        assert of_model(make(1.0)) == of_model(make(1.0))
+        assert of_model(make(1.0)) != of_model(make(2.0))
 
 
 def test_a_traced_network_has_a_key_of_its_graph_at_once() -> None:
@@ -540,7 +623,7 @@ def test_a_traced_network_has_a_key_of_its_graph_at_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.factor * self.net(x)
 
-    one, same, other = (keys.weights(torch.fx.symbolic_trace(Twice(factor))) for factor in (2.0, 2.0, 3.0))
+    one, same, other = (of_model(torch.fx.symbolic_trace(Twice(factor))) for factor in (2.0, 2.0, 3.0))
     assert one == same != other
 
 
@@ -554,10 +637,10 @@ def test_functions_that_a_traced_network_calls_are_part_of_its_key(monkeypatch: 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return doubled(x)
 
-    one = keys.weights(torch.fx.symbolic_trace(Doubled()))
-    assert one == keys.weights(torch.fx.symbolic_trace(Doubled()))
+    one = of_model(torch.fx.symbolic_trace(Doubled()))
+    assert one == of_model(torch.fx.symbolic_trace(Doubled()))
     monkeypatch.setattr(doubled, "__code__", thrice.__code__)
-    assert one != keys.weights(torch.fx.symbolic_trace(Doubled()))
+    assert one != of_model(torch.fx.symbolic_trace(Doubled()))
 
 
 @pytest.mark.parametrize(
@@ -569,7 +652,7 @@ def test_functions_that_a_traced_network_calls_are_part_of_its_key(monkeypatch: 
 def test_what_was_drawn_or_noted_so_far_is_no_part_of_a_key(held: Any) -> None:
     model = net()
     model.held = held
-    before = keys.weights(model)
+    before = of_model(model)
     for draw in ("rand", "random_raw", "random", "__next__"):
         getattr(held, draw, lambda: None)()
     if isinstance(held, torch.Generator):
@@ -577,4 +660,4 @@ def test_what_was_drawn_or_noted_so_far_is_no_part_of_a_key(held: Any) -> None:
     if isinstance(held, Path):
         model.held = held / "else"
     logging.addLevelName(7, "OWN")
-    assert keys.weights(model) == before
+    assert of_model(model) == before
