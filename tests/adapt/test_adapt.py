@@ -224,7 +224,7 @@ def test_bad_input_is_told_in_one_sentence():
 
 def test_one_value_per_channel_is_told_to_have_no_deviation():
     features = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
-    with pytest.raises(BadInput, match=r"no deviation.*larger batch.*source") as told:
+    with pytest.raises(BadInput, match=r"no std.*larger batch.*source") as told:
         adapt.per_batch(features)(torch.rand(1, 4))
     assert "\n" not in str(told.value)
     assert adapt.per_batch(features, rho=0.5)(torch.rand(1, 4)).shape == (1, 3)
@@ -233,7 +233,7 @@ def test_one_value_per_channel_is_told_to_have_no_deviation():
 
 def test_nothing_is_frozen_on_one_value_per_channel():
     features = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
-    with pytest.raises(BadInput, match=r"no deviation.*more images.*rho below 1") as told:
+    with pytest.raises(BadInput, match=r"no std.*more images.*rho below 1") as told:
         adapt.frozen(features, torch.rand(1, 4))
     assert "\n" not in str(told.value)
     assert float(adapt.frozen(features, torch.rand(1, 4), rho=0.5)[1].running_var.min()) > 0
@@ -262,7 +262,7 @@ def test_a_stream_does_not_learn_from_images_beyond_all_numbers():
     wanted = copy.deepcopy(stream)(x)
     huge = x.clone()
     huge[0, 0, 0, 0] = 1e25
-    with pytest.raises(BadInput, match="has not learnt from them"):
+    with pytest.raises(BadInput, match="NaN or infinite statistics; the stream was not updated"):
         stream(huge)
     assert torch.equal(stream(x), wanted)
 
@@ -287,7 +287,7 @@ def test_a_model_that_adapts_can_be_frozen_as_the_model_inside():
     x = draw(16, 1, 0.2)
     for adapting in (adapt.per_batch(net()), adapt.stream(net())):
         torch.testing.assert_close(adapt.frozen(adapting, x)(x), adapt.frozen(net(), x)(x))
-    with pytest.raises(BadInput, match="a part of this model adapts"):
+    with pytest.raises(BadInput, match="a submodule of this model is adapted already"):
         adapt.frozen(nn.Sequential(adapt.per_batch(net())), x)
 
 
@@ -355,9 +355,22 @@ def test_a_stream_learns_nothing_from_what_it_cannot_use():
             return self.net(x), self.net(x)
 
     several = adapt.stream(Heads())
-    with pytest.raises(BadInput, match="has not learnt"):
+    with pytest.raises(BadInput, match="the stream was not updated"):
         several(draw(4, 0))
     alone = adapt.stream(Logits(4).eval(), prior=0)
-    with pytest.raises(BadInput, match="no deviation"):
+    with pytest.raises(BadInput, match="no std"):
         alone(torch.rand(1, 4))
     assert several.seen == alone.seen == 0
+
+
+def test_noise_that_statistics_adapt_to_is_not_clipped_unless_asked():
+    """On black images: the std of N(0, sigma^2), or of its positive part, sigma sqrt(1/2 - 1/(2 pi)).
+
+    Pixels above 1, at four sigma, do not matter.
+    """
+    model, x, sigma = nn.Sequential(nn.BatchNorm2d(3)).eval(), torch.zeros(64, 3, 32, 32), 0.25
+    plain, clipped = (adapt.frozen_under_noise(model, x, sigma, clip=clip) for clip in (False, True))
+    for adapted, std in ((plain, sigma), (clipped, sigma * (0.5 - 0.5 / torch.pi) ** 0.5)):
+        torch.testing.assert_close(adapted[0].running_var.sqrt(), torch.full((3,), std), rtol=0.02, atol=0)
+    assert plain.provenance == "frozen on 64 noisy images (sigma 0.25, unclipped) (rho=1)"
+    assert "clipped to [0, 1]" in clipped.provenance

@@ -44,9 +44,9 @@ def test_co_batch_images_hurt_the_others_and_leave_them_untouched(model, images)
     adaptive = adapt.per_batch(model)
     with torch.no_grad():
         before, after = (F.cross_entropy(adaptive(b)[:24], y[:24]) for b in (x, adv))
-        grey = torch.cat([x[:24], torch.full_like(x[24:], 0.5)])
+        gray = torch.cat([x[:24], torch.full_like(x[24:], 0.5)])
         assert after > before
-        assert after > F.cross_entropy(adaptive(grey)[:24], y[:24])
+        assert after > F.cross_entropy(adaptive(gray)[:24], y[:24])
     assert float(adv.min()) >= 0
     assert float(adv.max()) <= 1
 

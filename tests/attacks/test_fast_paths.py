@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from trimtab import models, norm
-from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, climbing, couples_batch
-from trimtab.attacks.guard import fast, guard
+from trimtab._accel import accelerate
+from trimtab.attacks import APGD, L2, PGD, Linf, Square, base, couples_batch
+from trimtab.attacks.early_stop import early_stop
 from trimtab.attacks.losses import loss_named
+from trimtab.runtime import guard
 
 EPS = Linf("4/255")
 
@@ -18,7 +20,7 @@ def test_the_folded_copy_gives_the_models_logits_and_input_gradients(model, imag
     model = copy.deepcopy(model).double()
     x = images[0].double().requires_grad_(True)
     with guard(model):
-        quick = fast(model, x.detach())
+        quick = accelerate(model, x.detach())
         assert not any(isinstance(m, nn.BatchNorm2d) for m in quick.modules())
         torch.testing.assert_close(quick(x), model(x), atol=1e-9, rtol=1e-9)
         grads = [torch.autograd.grad(net(x).square().sum(), x)[0] for net in (quick, model)]
@@ -27,7 +29,9 @@ def test_the_folded_copy_gives_the_models_logits_and_input_gradients(model, imag
 
 def test_under_autocast_it_is_the_folded_copy_that_is_attacked(model, images, monkeypatch):
     used = []
-    monkeypatch.setattr(base, "fast", lambda *given, **how: used.append(fast(*given, **how)) or used[-1])
+    monkeypatch.setattr(
+        base, "accelerate", lambda *given, **how: used.append(accelerate(*given, **how)) or used[-1]
+    )
     with torch.autocast("cpu", torch.bfloat16):
         PGD(EPS, steps=1)(model, *images)
     assert [m for net in used for m in net.modules() if isinstance(m, nn.BatchNorm2d)] == []
@@ -38,7 +42,7 @@ def test_pgd_on_the_folded_copy_equals_pgd_on_the_model(model, images, monkeypat
     model, (x, y) = copy.deepcopy(model).double(), images
     x = x.double()
     quick = PGD(EPS)(model, x, y)
-    monkeypatch.setattr(base, "fast", lambda net, *_, **__: net)
+    monkeypatch.setattr(base, "accelerate_unchecked", lambda net, *_: net)
     assert ((quick - PGD(EPS)(model, x, y)).abs().flatten(1).amax(1) < 1e-9).double().mean() > 0.98
 
 
@@ -48,7 +52,7 @@ def test_a_network_that_resizes_its_images_first_is_attacked_as_it_is(monkeypatc
     model = nn.Sequential(nn.Upsample(scale_factor=2), inner).double()
     x, y = torch.rand(6, 3, 8, 8, dtype=torch.float64), torch.arange(6) % 4
     quick = PGD(EPS, steps=3)(model, x, y)
-    monkeypatch.setattr(base, "fast", lambda net, *_, **__: net)
+    monkeypatch.setattr(base, "accelerate_unchecked", lambda net, *_: net)
     torch.testing.assert_close(quick, PGD(EPS, steps=3)(model, x, y), atol=1e-9, rtol=0)
 
 
@@ -67,37 +71,37 @@ WAYS = [
 def test_images_that_left_are_those_that_break_when_all_are_kept(model, images, way):
     model, (x, y) = copy.deepcopy(model).double(), images
     x, y = x.double(), torch.where(torch.arange(len(y)) < 9, (y + 1) % 5, y)  # some are wrong from the start
-    left = PGD(**{"budget": EPS, **way}, score="any").outcome(model, x, y)
-    kept = PGD(**{"budget": EPS, **way}, score="last").outcome(model, x, y)
-    assert torch.equal(left.broken_at, kept.broken_at)
-    assert torch.equal(left.broken, kept.broken_at >= 0)
-    assert int(left.broken.sum()) >= int(kept.broken.sum())
+    left = PGD(**{"budget": EPS, **way}, early_stop=True).outcome(model, x, y)
+    kept = PGD(**{"budget": EPS, **way}, early_stop=False).outcome(model, x, y)
+    assert torch.equal(left.success_at, kept.success_at)
+    assert torch.equal(left.success, kept.success_at >= 0)
+    assert int(left.success.sum()) >= int(kept.success.sum())
     with torch.no_grad():
-        assert torch.equal(model(left.x).argmax(1) != y, left.broken)
+        assert torch.equal(model(left.x).argmax(1) != y, left.success)
 
 
-@pytest.mark.parametrize("score", ["any", "last"])
-def test_images_that_nobody_judges_are_the_same_and_are_spared_their_last_look(model, images, score):
+@pytest.mark.parametrize("early", [True, False])
+def test_images_that_nobody_judges_are_the_same_and_are_spared_their_last_look(model, images, early):
     model, (x, y) = copy.deepcopy(model).double(), images
     x = x.double()
     seen = []
     with guard(model):
-        net = fast(model, x)
+        net = accelerate(model, x)
         net.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
         found = {}
         for judged in (True, False):
             seen.clear()
-            victim = base.Victim(net, x.clone(), y, 0, list(range(len(x))), coupled=False, judged=judged)
-            found[judged] = PGD(Linf("1/255"), steps=4, score=score).run(victim), sum(seen)
+            task = base.AttackTask(net, x.clone(), y, 0, list(range(len(x))), coupled=False, judged=judged)
+            found[judged] = PGD(Linf("1/255"), steps=4, early_stop=early).run(task), sum(seen)
     (asked, looks), (unasked, fewer) = found[True], found[False]
     assert torch.equal(asked.x, unasked.x)
-    ended = (asked.broken_at < 0) | (asked.broken_at == 4)
-    assert looks - fewer == (int(ended.sum()) if score == "any" else len(x))
+    ended = (asked.success_at < 0) | (asked.success_at == 4)
+    assert looks - fewer == (int(ended.sum()) if early else len(x))
     assert 0 < int(ended.sum()) < len(x)
 
 
 @pytest.mark.parametrize("loss", ["ce", "cw"])
-def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
+def test_flips_are_predicted_on_a_linear_model_and_cost_no_gradient(loss):
     """With two classes, and far from the box, the first order is exact."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
@@ -107,11 +111,11 @@ def test_who_falls_is_foreseen_on_a_linear_model_and_costs_no_gradient(loss):
     model[0].register_forward_pre_hook(
         lambda _, given: (passes if given[0].requires_grad else looks).append(len(given[0]))
     )
-    victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False)
-    found = climbing.pursue(victim, x.clone(), y, loss_named(loss, False), Linf(0.1), steps=20, step=0.003)
-    assert 0 < int(found.broken.sum()) < len(x)
-    assert bool((found.broken_at != 0).all())
-    assert sum(passes) == int(torch.where(found.broken, found.broken_at, 20).sum())
+    task = base.AttackTask(model, x, y, 0, list(range(40)), coupled=False)
+    found = early_stop(task, x.clone(), y, loss_named(loss, False), Linf(0.1), steps=20, step=0.003)
+    assert 0 < int(found.success.sum()) < len(x)
+    assert bool((found.success_at != 0).all())
+    assert sum(passes) == int(torch.where(found.success, found.success_at, 20).sum())
     assert sum(looks) == len(x)  # each once: when it falls, or at the end
 
 
@@ -122,10 +126,10 @@ def test_images_take_turns_so_that_the_working_batch_is_full_to_the_end(monkeypa
     model[0].register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
     y = model(x).argmax(1)
     monkeypatch.setattr(base, "SLICE", 16)
-    victim = base.Victim(model, x, y, 0, list(range(40)), coupled=False, judged=False)
+    task = base.AttackTask(model, x, y, 0, list(range(40)), coupled=False, judged=False)
     passes.clear()
-    found = climbing.pursue(victim, x.clone(), y, loss_named("ce", False), Linf(1e-9), steps=20, step=1e-9)
-    assert not bool(found.broken.any())  # so that everyone takes every step
+    found = early_stop(task, x.clone(), y, loss_named("ce", False), Linf(1e-9), steps=20, step=1e-9)
+    assert not bool(found.success.any())  # so that everyone takes every step
     assert passes == [16] * (40 * 20 // 16)
 
 
@@ -134,27 +138,27 @@ def test_waiting_images_take_the_places_of_broken_ones_without_changing_a_result
     model, images, restarts, monkeypatch
 ):
     model, (x, y) = copy.deepcopy(model).double(), images
-    attack = PGD(EPS, steps=6, score="any", restarts=restarts)
+    attack = PGD(EPS, steps=6, early_stop=True, restarts=restarts)
     whole = attack.outcome(model, x.double(), y, seed=3)
     monkeypatch.setattr(base, "SLICE", 5)
     refilled = attack.outcome(model, x.double(), y, seed=3)
-    assert torch.equal(whole.broken_at, refilled.broken_at)
+    assert torch.equal(whole.success_at, refilled.success_at)
     torch.testing.assert_close(whole.x, refilled.x, atol=1e-12, rtol=0)
 
 
 def test_later_tries_go_on_with_the_images_that_stand(model, images):
     model, (x, y) = copy.deepcopy(model).double(), images
-    few, many = (PGD(Linf("1/255"), steps=2, score="any", restarts=n) for n in (1, 4))
+    few, many = (PGD(Linf("1/255"), steps=2, early_stop=True, restarts=n) for n in (1, 4))
     once, often = (attack.outcome(model, x.double(), y) for attack in (few, many))
-    assert bool((often.broken | ~once.broken).all())
-    assert torch.equal(often.x[once.broken], once.x[once.broken])
+    assert bool((often.success | ~once.success).all())
+    assert torch.equal(often.x[once.success], once.x[once.success])
     with torch.no_grad():
-        assert torch.equal(model(often.x).argmax(1) != y, often.broken)
+        assert torch.equal(model(often.x).argmax(1) != y, often.success)
 
 
 INDEPENDENT = [
     PGD(EPS, steps=5),
-    PGD(EPS, steps=5, score="any", restarts=2),
+    PGD(EPS, steps=5, early_stop=True, restarts=2),
     PGD(EPS, steps=5, targeted=True, clean_start=0.2),
     APGD(EPS, steps=8),
     Square(EPS, queries=20),
@@ -171,11 +175,11 @@ def test_an_images_result_does_not_depend_on_its_batch(model, images, attack):
         order = torch.randperm(30, generator=torch.Generator().manual_seed(size))
         for ids in order.split(size):
             part = attack.outcome(model, x[ids], y[ids], seed=7, ids=ids)
-            assert torch.equal(part.broken, whole.broken[ids])
+            assert torch.equal(part.success, whole.success[ids])
             torch.testing.assert_close(part.x, whole.x[ids], atol=1e-12, rtol=0)
 
 
-def test_a_coupled_model_is_recognised_and_keeps_its_batch(model, images):
+def test_a_coupled_model_is_recognized_and_keeps_its_batch(model, images):
     x, y = images
     coupled = copy.deepcopy(model)
     for module in coupled.modules():
@@ -184,9 +188,9 @@ def test_a_coupled_model_is_recognised_and_keeps_its_batch(model, images):
             module.track_running_stats = False
     assert couples_batch(coupled, x)
     assert not couples_batch(model, x)
-    found = PGD(EPS, steps=3, score="any").outcome(coupled, x, y)
+    found = PGD(EPS, steps=3, early_stop=True).outcome(coupled, x, y)
     with torch.no_grad():
-        assert torch.equal(coupled(found.x).argmax(1) != y, found.broken)
+        assert torch.equal(coupled(found.x).argmax(1) != y, found.success)
 
 
 def test_the_branch_in_use_is_the_one_attacked(model, images):

@@ -11,7 +11,7 @@ from torch import nn
 
 from trimtab import adapt, attacks, certify, measure, norm
 from trimtab.attacks import PGD, Linf
-from trimtab.attacks.guard import couples_batch, guard
+from trimtab.runtime import couples_batch, guard
 from trimtab.types import BadInput
 
 ATTACK = PGD(Linf("4/255"), steps=3)
@@ -42,7 +42,7 @@ def test_a_scripted_model_is_attacked_and_measured_as_what_it_was_made_from(mode
     assert measure.accuracy(closed, [(x, y)]) == measure.accuracy(model, [(x, y)])
     found = [certify.certify(one, x[:2], sigma=0.1, n0=10, n=50).classes for one in (closed, model)]
     assert torch.equal(*found)
-    assert norm.audit(closed).layers[0].trouble[0].kind == "scripted"
+    assert norm.audit(closed).layers[0].warnings[0].kind == "scripted"
     with pytest.raises(BadInput, match="no batch-norm layer"):
         adapt.per_batch(closed)
 
@@ -117,11 +117,11 @@ def test_images_on_which_a_model_breaks_down_are_broken() -> None:
     for place in (0, 5):  # wherever an image stands, it does not keep others from being attacked
         sick = x.clone()
         sick[place] = 0.6
-        found = PGD(Linf(0.005), steps=1).outcome(Fragile(), sick, y).broken
+        found = PGD(Linf(0.005), steps=1).outcome(Fragile(), sick, y).success
         assert found.nonzero().flatten().tolist() == [place]
-    for score in ("last", "any"):
-        found = PGD(Linf(0.1), steps=4, random_start=False, score=score).outcome(Fragile(), x, y)
-        assert bool(found.broken.all())
+    for early_stop in (False, True):
+        found = PGD(Linf(0.1), steps=4, random_start=False, early_stop=early_stop).outcome(Fragile(), x, y)
+        assert bool(found.success.all())
 
 
 def test_coupling_is_seen_in_a_batch_of_two() -> None:
@@ -143,7 +143,7 @@ def test_a_coupled_model_that_cannot_be_copied_is_attacked_as_it_is() -> None:
 def test_what_a_stream_has_no_gradient_for_is_refused(model, images) -> None:
     stream = adapt.stream(model)
     for measured in (measure.ligs, measure.loss_gradients):
-        with pytest.raises(BadInput, match="a stream learns"):
+        with pytest.raises(BadInput, match="a stream adapts"):
             measured(stream, *images)
 
 

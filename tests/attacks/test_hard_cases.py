@@ -53,7 +53,7 @@ def test_confident_models_are_attacked_as_well_as_hesitant_ones():
     x = inner_images()
     y = (Scaled(1.0)(x)[:, 1] > 0).long()
     attack = PGD(L2(0.08), steps=20, random_start=False)
-    hesitant, confident = (attack.outcome(Scaled(scale), x, y).broken for scale in (1.0, 20.0))
+    hesitant, confident = (attack.outcome(Scaled(scale), x, y).success for scale in (1.0, 20.0))
     assert 0 < int(hesitant.sum()) < len(x)
     assert torch.equal(hesitant, confident)
 
@@ -93,7 +93,7 @@ def test_logits_without_bounds_are_attacked_in_silence():
     model, x = Infinite(1e44), inner_images()
     y = torch.zeros(len(x), dtype=torch.long)
     assert bool(model(x)[:, :2].isposinf().all())
-    found = PGD(Linf(0.01), steps=3, score="any").outcome(model, x, y)
+    found = PGD(Linf(0.01), steps=3, early_stop=True).outcome(model, x, y)
     assert bool(found.x.isfinite().all())
 
 
@@ -108,7 +108,7 @@ def test_an_infinite_slope_makes_no_images_out_of_nothing(attack):
     y = model(x).argmax(1)
     found = attack.outcome(model, x, y)
     assert bool(found.x.isfinite().all())
-    assert int(found.broken.sum()) == 0
+    assert int(found.success.sum()) == 0
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def test_what_is_said_of_a_coupled_batch_holds_when_it_is_shown_again(model, ima
     adaptive = adapt.per_batch(model)
     found = attack.outcome(adaptive, x, y)
     with torch.no_grad():
-        assert torch.equal(adaptive(found.x).argmax(1) != y, found.broken)
-    assert int(found.broken.sum()) > 0
+        assert torch.equal(adaptive(found.x).argmax(1) != y, found.success)
+    assert int(found.success.sum()) > 0
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_an_ensemble_goes_on_to_square_where_the_model_cuts_gradients():
     y = model(x).argmax(1)
     climbed = APGD(Linf(0.03), steps=3).outcome(model, x, y)
     ensemble = AutoAttack(Linf(0.03), steps=3, queries=100).outcome(model, x, y)
-    assert int(climbed.broken.sum()) < int(ensemble.broken.sum())
-    assert torch.equal(model(ensemble.x).argmax(1) != y, ensemble.broken)
+    assert int(climbed.success.sum()) < int(ensemble.success.sum())
+    assert torch.equal(model(ensemble.x).argmax(1) != y, ensemble.success)
 
 
 @pytest.mark.parametrize("attack", [PGD(Linf("8/255"), steps=3), APGD(L2(0.5), steps=3)], ids=str)
@@ -283,7 +283,7 @@ def test_networks_with_convolutions_in_three_dimensions_are_attacked(attack, sha
     model(x)
     y = model.eval()(x).argmax(1)
     found = attack.outcome(model, x, y)
-    assert torch.equal(model(found.x).argmax(1) != y, found.broken)
+    assert torch.equal(model(found.x).argmax(1) != y, found.success)
 
 
 def test_short_integers_are_labels_everywhere(model, images):
@@ -338,19 +338,21 @@ def test_an_attack_that_would_try_nothing_is_refused(make, numbers) -> None:
 
 
 def test_a_curve_refuses_restarts(model, images) -> None:
-    with pytest.raises(BadInput, match=r"one try.*restarts=5"):
+    with pytest.raises(BadInput, match=r"one run.*restarts=5"):
         curve(PGD(Linf("4/255"), restarts=5), model, *images, marks=(1, 2))
 
 
 def test_a_curve_of_a_coupled_batch_counts_the_last_iterate_whatever_is_asked(model, images) -> None:
     step = {"steps": 2, "step_size": "8/255", "targeted": True}  # so long that images recover
     last, any_ = (
-        CurvePGD(Linf("4/255"), **step, score=score, marks=(1, 2)).outcome(adapt.per_batch(model), *images)
-        for score in ("last", "any")
+        CurvePGD(Linf("4/255"), **step, early_stop=early_stop, marks=(1, 2)).outcome(
+            adapt.per_batch(model), *images
+        )
+        for early_stop in (False, True)
     )
     assert int(last.marks[2].sum()) < int(last.marks[1].sum())
     assert all(torch.equal(any_.marks[mark], last.marks[mark]) for mark in (1, 2))
-    assert torch.equal(any_.marks[2], any_.broken)
+    assert torch.equal(any_.marks[2], any_.success)
 
 
 def test_eot_refuses_a_model_that_adapts_otherwise_than_it_expects(model, images) -> None:
@@ -429,8 +431,8 @@ def test_auto_pgd_counts_its_start() -> None:
     x = torch.full((1, 3, 4, 4), 0.5)
     model, y = WrongInside(x, 0.1), torch.tensor([0])
     found = APGD(Linf(0.1), steps=1).outcome(model, x, y)
-    assert found.broken.tolist() == [True]
-    assert found.broken_at.tolist() == [0]
+    assert found.success.tolist() == [True]
+    assert found.success_at.tolist() == [0]
     assert model(found.x).argmax(1).tolist() == [1]
 
 

@@ -49,7 +49,7 @@ def test_the_needed_count_is_the_first_whose_bound_exceeds_one_half(alpha: float
 
 
 def test_too_few_draws_are_refused_with_the_number_that_suffices() -> None:
-    with pytest.raises(BadInput, match=r"9 draws can never certify at alpha 0.001.*at least 10"):
+    with pytest.raises(BadInput, match=r"9 samples can never certify at alpha 0.001.*at least 10"):
         bounds.needed(9, 0.001)
     assert bounds.needed(10, 0.001) == 10
 

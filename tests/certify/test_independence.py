@@ -12,11 +12,11 @@ from trimtab.types import BadInput
 FREEZE = r"adapt\.frozen"
 
 
-def network(normalise: nn.Module) -> nn.Module:
+def network(normalize: nn.Module) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1), normalise, nn.ReLU(),
+            nn.Conv2d(3, 4, 3, padding=1), normalize, nn.ReLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
         )  # fmt: skip
 
@@ -26,7 +26,7 @@ def images(n: int = 5) -> Tensor:
 
 
 class BatchStatistics(nn.Module):
-    """Normalises with the batch, to the share rho, in every mode."""
+    """Normalizes with the batch, to the share rho, in every mode."""
 
     def __init__(self, rho: float):
         super().__init__()
@@ -71,7 +71,7 @@ def test_a_network_steered_to_batch_statistics_is_refused_until_it_is_released()
 
 
 def test_a_model_with_chance_inside_is_refused() -> None:
-    with pytest.raises(BadInput, match="differently from call to call"):
+    with pytest.raises(BadInput, match="different logits for the same batch from call to call"):
         certify.certify(network(Jitter()), images(), n=100)
 
 
@@ -116,7 +116,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (torch.zeros(1), "at least two classes"),
+        (torch.zeros(1), "one output.*two logits"),
         (torch.zeros(2, 3), r"shape \(N, classes\)"),
         (torch.tensor([0.0, float("nan")]), "NaN"),
     ],

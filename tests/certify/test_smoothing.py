@@ -47,7 +47,7 @@ def small_network() -> nn.Module:
         )  # fmt: skip
         for _ in range(3):
             net(torch.randn(32, 3, 8, 8))
-    with torch.no_grad():  # centre the logits, so that noise moves the class
+    with torch.no_grad():  # center the logits, so that noise moves the class
         net[-1].bias -= net.eval()(torch.rand(64, 3, 8, 8)).mean(0)
     return net
 
@@ -218,7 +218,7 @@ BAD = [
     ({"alpha": 0}, "alpha.*between 0 and 1, found 0"),
     ({"alpha": 1}, "alpha.*between 0 and 1, found 1"),
     ({"give_up": 1.0}, "give_up"),
-    ({"n": 5}, "5 draws can never certify"),
+    ({"n": 5}, "5 samples can never certify"),
     ({"x": torch.full((1, 3, 2, 2), float("nan"))}, "NaN"),
     ({"x": torch.full((1, 3, 2, 2), 255.0)}, r"pixels must lie in \[0, 1\], found 255"),
     ({"x": torch.zeros(1, 3, 2, 2, dtype=torch.uint8)}, "floating point"),

@@ -92,8 +92,8 @@ def test_a_mean_over_fewer_corruptions_is_refused():
         ({"rain": [0.1] * 5}, 0.1, "no corruption 'rain'"),
         ({"fog": [0.1] * 4}, 0.1, "five severities, found 4"),
         ({"fog": [45.0] * 5}, 0.1, "divide percent by 100"),
-        ({"fog": [float("nan")] * 5}, 0.1, "shares in"),
-        ({"fog": [0.1] * 5}, 23.9, "clean error is a share"),
+        ({"fog": [float("nan")] * 5}, 0.1, "fractions in"),
+        ({"fog": [0.1] * 5}, 23.9, "clean error must be a fraction"),
     ],
 )
 def test_tables_that_cannot_be_errors_are_refused(errors, clean, message):

@@ -49,9 +49,40 @@ def test_ligs_of_a_linear_softmax_is_the_cosine_of_its_error_vectors():
         error = (x.flatten(1) @ W.T + b).softmax(1) - F.one_hot(y, 5)
         return error @ W
 
-    aside = (x + 0.3 * slope(x).sign().view_as(x)).clamp(0, 1)
+    aside = x + 0.3 * slope(x).sign().view_as(x)  # not clipped, as in the paper
     assert float(found.min()) < 0.999
     torch.testing.assert_close(found, F.cosine_similarity(slope(x), slope(aside), dim=1))
+    clipped = measure.ligs(model, x, y, probe="fgsm", size=0.3, clip=True)
+    torch.testing.assert_close(clipped, F.cosine_similarity(slope(x), slope(aside.clamp(0, 1)), dim=1))
+    assert not torch.allclose(found, clipped)
+
+
+@pytest.mark.parametrize("probe", measure.PROBES)
+def test_no_probe_is_clipped_unless_asked(probe):
+    model, y = Quadratic(), torch.zeros(10, dtype=torch.long)
+
+    def ligs(x, **how):
+        return measure.ligs(model, x, y, probe=probe, size=0.05, **how)
+
+    corner, middle = (points() > 0.5).double(), 0.4 + 0.2 * points()
+    assert torch.equal(ligs(corner), ligs(corner, clip=False))
+    assert not torch.allclose(ligs(corner), ligs(corner, clip=True))
+    assert torch.allclose(ligs(middle), ligs(middle, clip=True))  # no probe of 0.05 leaves [0, 1] from there
+
+
+def test_ligs_under_pgd_walks_seven_steps_from_the_image_itself():
+    model, x, y = Quadratic(), points(), torch.zeros(10, dtype=torch.long)
+    A, size = model.A.detach(), 0.2
+
+    def slope(x):  # up to a positive factor: that of class 0's cross-entropy
+        return (x.flatten(1) - 0.5) @ A
+
+    at = x.flatten(1)
+    for _ in range(7):
+        at = (at + 2.5 * size / 7 * slope(at).sign()).clamp(x.flatten(1) - size, x.flatten(1) + size)
+    for seed in (0, 1):  # no random start
+        found = measure.ligs(model, x, y, probe="pgd", size=size, seed=seed)
+        torch.testing.assert_close(found, F.cosine_similarity(slope(x), slope(at), dim=1))
 
 
 def test_ligs_of_a_quadratic_is_the_cosine_of_its_slopes():
@@ -62,7 +93,7 @@ def test_ligs_of_a_quadratic_is_the_cosine_of_its_slopes():
     d = x.flatten(1) - 0.5
     p = torch.sigmoid(0.5 * ((d @ A) * d).sum(1))
     slope = p[:, None] * (d @ A)  # of class 0's cross-entropy
-    aside = (x.flatten(1) + 0.2 * slope.sign()).clamp(0, 1) - 0.5
+    aside = x.flatten(1) + 0.2 * slope.sign() - 0.5
     torch.testing.assert_close(found, F.cosine_similarity(d @ A, aside @ A, dim=1))
 
 
@@ -178,7 +209,7 @@ def test_branch_statistics_are_those_in_the_state_dict(branched):
     for row in rows:
         prefix = "1." if row["branch"] == "main" else "1.branches.adv."
         assert row["mean"] == float(held[f"{prefix}running_mean"][row["channel"]])
-        assert row["deviation"] ** 2 == pytest.approx(float(held[f"{prefix}running_var"][row["channel"]]))
+        assert row["std"] ** 2 == pytest.approx(float(held[f"{prefix}running_var"][row["channel"]]))
 
 
 def test_a_branch_that_shares_its_statistics_has_no_rows_of_its_own(branched):
@@ -256,3 +287,51 @@ def test_one_layer_that_cannot_be_steered_leaves_the_others_on_batch_statistics(
     wanted[1].train()
     found = measure.landscape(model, x, y).losses[0]
     assert found == pytest.approx(float(F.cross_entropy(wanted(x), y).detach()))
+
+
+def test_the_sign_step_of_figure_1_is_taken_without_groups_and_evaluated_with_them():
+    """Algorithm 1 finds delta on the whole batch (line 4) and applies it in groups (line 6)."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 2), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 1), nn.BatchNorm2d(5), nn.ReLU(),
+        nn.Flatten(), nn.Linear(5, 3),
+    ).double()  # fmt: skip
+    x, y = points(48, seed=5), torch.arange(48) % 3
+    eps, n = 0.3, 4
+
+    def forward(x, deltas):
+        """Eq. 3 by hand: gamma (1 + d_sigma)(x - (1 + d_mu) mu) / sigma + beta of this batch."""
+        shifts = iter(deltas)
+        for layer in model:
+            if not isinstance(layer, nn.BatchNorm2d):
+                x = layer(x)
+                continue
+            d_mu, d_sigma = (next(shifts).view(1, -1, 1, 1) for _ in range(2))
+            mu = x.mean((0, 2, 3), keepdim=True)
+            sigma = (((x - mu) ** 2).mean((0, 2, 3), keepdim=True) + layer.eps).sqrt()
+            gamma, beta = layer.weight.view(1, -1, 1, 1), layer.bias.view(1, -1, 1, 1)
+            x = gamma * (1 + d_sigma) * (x - (1 + d_mu) * mu) / sigma + beta
+        return x
+
+    zero = [torch.zeros(c, dtype=torch.float64, requires_grad=True) for c in (6, 6, 5, 5)]
+
+    def split(parts):
+        return list(zip(x.chunk(parts), y.chunk(parts), strict=True))
+
+    accuracies = {}
+    for name, parts in {"ungrouped": 1, "grouped": n}.items():
+        loss = sum(F.cross_entropy(forward(a, zero), b) for a, b in split(parts))
+        corner = [eps * g.sign() for g in torch.autograd.grad(loss, zero)]
+        accuracies[name] = sum(int((forward(a, corner).argmax(1) == b).sum()) for a, b in split(n)) / len(y)
+    assert accuracies["ungrouped"] != accuracies["grouped"]  # else the test could not tell them apart
+    norm.steer(model)
+    (row,) = measure.tolerance(model, [(x, y)], (eps,), ("sign step (APART)",), source="batch", groups=n)
+    assert row["accuracy"] == pytest.approx(accuracies["ungrouped"])
+
+
+def test_a_picture_maps_stds_to_black_and_white_and_takes_the_old_argument_name():
+    gradient = torch.tensor([-1.0, 0.0, 1.0]).view(1, 1, 1, 3)  # of std 1
+    expected = torch.tensor([0.25, 0.5, 0.75]).view(1, 1, 1, 3)
+    torch.testing.assert_close(measure.as_picture(gradient, stds=2), expected)
+    with pytest.warns(DeprecationWarning, match="stds"):
+        torch.testing.assert_close(measure.as_picture(gradient, deviations=2), expected)

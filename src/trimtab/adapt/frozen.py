@@ -1,7 +1,9 @@
-"""Statistics estimated once on given images, then fixed: adaptive batch norm that a certificate can trust.
+"""Statistics estimated once on given images, then fixed: adaptive batch norm that can be certified.
 
-Idea      as `per_batch`, on one batch; the result becomes the running statistics
+Idea      mu = rho mu_images + (1 - rho) mu_train,  s = rho s_images + (1 - rho) s_train, once; the result
+          becomes the running statistics
 Paper     Nandy et al., section 3, "l2 certification": adapt on noisy images, then freeze
+Noise     N(0, sigma^2 I) in pixels, not clipped to [0, 1], as certification and noise conditions have it
 Norm      one pass with source "blend" under `observe`, then `adopt`
 Cost      one forward pass over the images
 Careful   the images must be out of the attacker's reach. The paper takes noisy *test* batches; training
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws, norm
+from trimtab import norm, rng
 from trimtab.adapt.per_batch import estimator_named, steered_copy
 from trimtab.types import BadInput, number
 
@@ -28,25 +30,33 @@ def frozen(
     provenance: str = "",
     estimator: str = "mean",
 ) -> nn.Module:
-    """A copy of `model` whose running statistics were re-estimated on `images` and stay so.
+    """Return a copy of `model` whose running statistics are re-estimated on `images` and then fixed.
 
-    The images are one batch: every layer's estimate rests on layers that are adapted already. The result
-    is an ordinary model, to be saved, loaded and released like any other; where its statistics come from
-    is in `.provenance`, which is saved, too (give `provenance` to say what the images were).
+    The images are one batch: every layer is estimated on the output of layers that are adapted already. The
+    result is an ordinary model, to be saved, loaded and released like any other; its `.provenance`, which is
+    saved with it, records where its statistics come from.
+
+    Args:
+        model: A model with batch norm; it is not modified.
+        images: The images (N, C, H, W) to estimate on.
+        rho: Weight of the estimate; the running statistics have weight 1 - rho.
+        blend_of: What is blended: "std" (the paper) or "var".
+        provenance: What the images are; recorded in `.provenance`.
+        estimator: "mean", or "median" (median and MAD).
     """
     _check(images)
     rho = number(rho)
     copied = steered_copy(model)
     if rho == 1:
-        norm.start_statistics(copied)
-    by = estimator_named(estimator)
-    steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False, estimator=by)
+        norm.track_statistics(copied)
+    moments = estimator_named(estimator)
+    steering = norm.use(copied, source="blend", rho=rho, blend_of=blend_of, update=False, estimator=moments)
     with torch.no_grad(), steering, norm.observe(copied) as seen:
         copied(norm.images_for(copied, images))
     if rho == 1 and any(batch.n == 1 for batch in seen.values()):
-        raise BadInput("one value per channel has no deviation: give more images, or a rho below 1")
+        raise BadInput("one value per channel has no std: give more images, or a rho below 1")
     if rho > 0:
-        norm.adopt(copied, seen, rho, blend_of)
+        norm.set_statistics(copied, seen, rho, blend_of)
     what = provenance or "images"
     copied.provenance = f"frozen on {len(images)} {what} (rho={rho:g})"  # type: ignore[assignment]
     return copied
@@ -61,17 +71,34 @@ def frozen_under_noise(
     rho: float | str = 1.0,
     blend_of: str = "std",
     what: str = "images",
+    *,
+    clip: bool = False,
 ) -> nn.Module:
-    """`frozen` on images with Gaussian noise as certification draws it: in pixels, not clipped."""
+    """Return `frozen(model, images + noise)` with the Gaussian noise of certification.
+
+    Args:
+        model: A model with batch norm; it is not modified.
+        images: The images (N, C, H, W) that the noise is added to.
+        sigma: Std of the noise, in pixels.
+        seed: Seed of the noise.
+        ids: The images' indices in their set.
+        rho: As in `frozen`.
+        blend_of: As in `frozen`.
+        what: What the images are; recorded in `.provenance`.
+        clip: Whether noisy pixels are clipped to [0, 1]; certificates and the paper do not clip.
+    """
     _check(images)
     sigma = number(sigma)
-    noise = draws.normal(images, seed, draws.ids_of(images, ids), draws.purpose("adaptation noise"))
-    return frozen(model, images + sigma * noise, rho, blend_of, f"noisy {what} (sigma {sigma:g})")
+    noise = rng.normal(images, seed, rng.ids_of(images, ids), rng.purpose("adaptation noise"))
+    noisy = images + sigma * noise
+    clipped = "clipped to [0, 1]" if clip else "unclipped"
+    provenance = f"noisy {what} (sigma {sigma:g}, {clipped})"
+    return frozen(model, noisy.clamp(0, 1) if clip else noisy, rho, blend_of, provenance)
 
 
 def _check(images: Tensor) -> None:
     if len(images) == 0 or not images.is_floating_point():
-        found = "none" if len(images) == 0 else str(images.dtype)
-        raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {found}")
+        given = "none" if len(images) == 0 else str(images.dtype)
+        raise BadInput(f"adapting needs at least one image, of floating-point pixels, found {given}")
     if not bool(images.isfinite().all()):
         raise BadInput("statistics cannot be estimated on images with NaN or infinity")

@@ -1,11 +1,11 @@
-"""Attacks that leave no trace: on images, on batches, on the statistics of normalisation layers.
+"""Attacks that leave no trace: on images, on batches, on the statistics of normalization layers.
 
-guard        whatever runs inside, the model comes out as it went in
-base         the caller: checks, guards, judges
-pgd          PGD, FGSM, CW                       losses, geometry   what they climb, and where
+guard        restore the model after the block, bit for bit
+base         the caller of every attack: checks the input, guards the model, judges the images
+pgd          PGD, FGSM, CW                       losses, geometry   the losses they ascend, and the balls
 apgd         APGD, TargetedAPGD                  square             Square (black box)
 auto         AutoAttack-style ensemble           curve              accuracy over iterations
-eot          EOT over drawn models               batch              ThroughBatch, CoBatch
+eot          EOT over sampled models             batch              ThroughBatch, CoBatch
 statistics   SignStep, Ascent, RandomUniform, RandomSign, Scaled
 feature      AdvBN's ascent on the statistics of one feature
 """
@@ -16,10 +16,10 @@ from trimtab.attacks.base import Attack, Outcome
 from trimtab.attacks.batch import CoBatch, ThroughBatch
 from trimtab.attacks.curve import CurvePGD, curve, is_flat
 from trimtab.attacks.eot import EOT, adaptive_sampler
-from trimtab.attacks.guard import couples_batch, guard
 from trimtab.attacks.pgd import CW, FGSM, PGD
 from trimtab.attacks.square import Square
 from trimtab.attacks.statistics import Ascent, RandomSign, RandomUniform, Scaled, SignStep
+from trimtab.runtime import couples_batch, guard
 from trimtab.types import L2, Linf
 
 __all__ = [

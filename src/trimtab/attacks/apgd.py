@@ -1,13 +1,13 @@
 """Auto-PGD: projected gradient ascent that sets its own step size.
 
 Idea      start with step 2 eps and momentum; at checkpoints halve the step of an image whose loss no
-          longer climbs, and let it go on from its best point so far
+          longer increases, and continue from its best point so far
 Paper     Croce and Hein 2020, "Reliable evaluation of adversarial robustness", algorithm 1
           (alpha .75, rho .75, checkpoints from p = 0, .22, ...)
-Norm      running statistics of the branch in use, not learning
-Cost      steps + 1 forward/backward passes; images that break leave the batch at once ("any" iterate)
-Targeted  the targeted variant goes through the classes ranked next after the label, one run each, on
-          the images that still stand
+Norm      running statistics of the active branch, not updated
+Cost      steps + 1 forward/backward passes; misclassified images leave the batch at once
+Targeted  the targeted variant tries the classes ranked next after the label, one run each, on the images
+          that are still classified correctly
 """
 
 from __future__ import annotations
@@ -19,159 +19,178 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trimtab import draws
-from trimtab.attacks.base import Attack, Outcome, Victim, unusual, wrong
-from trimtab.attacks.climbing import gradient
+from trimtab import rng
+from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
 from trimtab.attacks.geometry import direction, project, random_start
-from trimtab.attacks.losses import dlr_targeted, loss_named
+from trimtab.attacks.losses import dlr_targeted, gradient, loss_named
+from trimtab.runtime import is_misclassified
 from trimtab.types import BadInput, Budget, Linf, whole
 
 _ALPHA, _RHO = 0.75, 0.75
 
-Ascended = Callable[[Tensor, Tensor], Tensor]
-"""(logits, rows) -> one loss per image; `rows` are the images' places in the victim's batch."""
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, rows) -> one loss per image; `rows` are the images' indices in the task's batch."""
 
 
 @dataclass(frozen=True)
 class APGD(Attack):
+    """Auto-PGD: projected gradient ascent with momentum, whose step size adapts to each image's progress."""
+
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """Where the images may go: Linf(eps) or L2(eps), in pixels."""
+    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
     """Gradient steps of one run."""
     loss: str = "ce"
-    """What to climb: ce, cw (margin) or dlr."""
+    """The loss to ascend: ce, cw (margin) or dlr."""
     restarts: int = 1
-    """Independent runs, each on the images that still stand."""
+    """Independent runs, each on the images that are still classified correctly."""
     version = 2
 
     def __post_init__(self) -> None:
-        _at_least_one(steps=self.steps, restarts=self.restarts)
+        _require_positive(steps=self.steps, restarts=self.restarts)
         loss_named(self.loss, False)
 
     def __str__(self) -> str:
-        rest = unusual(self, "budget", "steps", "loss")
-        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, any iterate{rest}"
+        rest = non_default(self, "budget", "steps", "loss")
+        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, early stopping{rest}"
 
     def scored(self, coupled: bool) -> str:
-        return "best iterate" if coupled else "any iterate"
+        """Return which iterate counts: in a coupled batch the one at which most images are misclassified."""
+        return "best iterate" if coupled else "early stopping"
 
-    def run(self, victim: Victim) -> Outcome:
+    def run(self, task: AttackTask) -> Outcome:
+        """Run Auto-PGD `restarts` times, each time on the images that are still classified correctly."""
         loss = loss_named(self.loss, False)
-        found = standing(victim)
+        outcome = judge_clean(task)
         for restart in range(self.restarts):
-            found = ascend(
-                victim, found, lambda z, rows: loss(z, victim.y[rows]), self.budget, self.steps, restart
+            outcome = ascend(
+                task, outcome, lambda z, rows: loss(z, task.y[rows]), self.budget, self.steps, restart
             )
-        return found
+        return outcome
 
 
 @dataclass(frozen=True)
 class TargetedAPGD(Attack):
+    """Auto-PGD on the targeted DLR loss, one run for each of the most likely other classes."""
+
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """Where the images may go: Linf(eps) or L2(eps), in pixels."""
+    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
     """Gradient steps for each target."""
     targets: int = 9
-    """How many classes to try, most likely first; at most all others."""
+    """Number of classes to try, most likely first; at most all others."""
     version = 2
 
     def __post_init__(self) -> None:
-        _at_least_one(steps=self.steps, targets=self.targets)
+        _require_positive(steps=self.steps, targets=self.targets)
 
     def __str__(self) -> str:
-        rest = unusual(self, "budget", "steps", "targets")
-        return f"targeted APGD-{self.steps} (dlr, {self.targets} targets), {self.budget}, any iterate{rest}"
+        rest = non_default(self, "budget", "steps", "targets")
+        return (
+            f"targeted APGD-{self.steps} (dlr, {self.targets} targets), {self.budget}, early stopping{rest}"
+        )
 
     def scored(self, coupled: bool) -> str:
-        return "best iterate" if coupled else "any iterate"
+        """Return which iterate counts: in a coupled batch the one at which most images are misclassified."""
+        return "best iterate" if coupled else "early stopping"
 
-    def run(self, victim: Victim) -> Outcome:
+    def run(self, task: AttackTask) -> Outcome:
+        """Run Auto-PGD towards each target, on the images that are still classified correctly."""
         with torch.no_grad():
-            ranked = (
-                victim.net(victim.x).scatter(1, victim.y[:, None], -torch.inf).argsort(1, descending=True)
-            )
-        found = standing(victim)
+            ranked = task.net(task.x).scatter(1, task.y[:, None], -torch.inf).argsort(1, descending=True)
+        outcome = judge_clean(task)
         classes = ranked.shape[1]
         for rank in range(min(self.targets, classes - 1)):
             target = ranked[:, rank]
 
-            def towards(z: Tensor, rows: Tensor, target: Tensor = target) -> Tensor:
-                y, t = victim.y[rows], target[rows]
+            def target_loss(z: Tensor, rows: Tensor, target: Tensor = target) -> Tensor:
+                y, t = task.y[rows], target[rows]
                 if classes < 4:  # DLR needs four logits to scale by
                     return z.gather(1, t[:, None]).squeeze(1) - z.gather(1, y[:, None]).squeeze(1)
                 return dlr_targeted(z, y, t)
 
-            found = ascend(victim, found, towards, self.budget, self.steps, 16 + rank)
-        return found
+            outcome = ascend(task, outcome, target_loss, self.budget, self.steps, 16 + rank)
+        return outcome
 
 
-def standing(victim: Victim) -> Outcome:
-    """Before any attack: the clean images, broken where the classifier errs already."""
+def judge_clean(task: AttackTask) -> Outcome:
+    """Return the outcome before any attack: clean images, success where they are misclassified."""
     with torch.no_grad():
-        broken = wrong(victim.net(victim.x), victim.y)
-    return Outcome(victim.x.clone(), broken, torch.where(broken, 0, -1))
+        success = is_misclassified(task.net(task.x), task.y)
+    return Outcome(task.x.clone(), success, torch.where(success, 0, -1))
 
 
-def ascend(victim: Victim, before: Outcome, loss: Ascended, budget: Budget, steps: int, draw: int) -> Outcome:
-    """One run of Auto-PGD on the images that still stand, from a random start in the ball."""
-    rows = (~before.broken).nonzero().squeeze(1)
-    if victim.coupled:
+def ascend(
+    task: AttackTask, before: Outcome, loss: RowLoss, budget: Budget, steps: int, draw: int
+) -> Outcome:
+    """Run Auto-PGD once, from a random start, on the images that are still classified correctly.
+
+    Args:
+        task: The network, the clean images and their labels.
+        before: The outcome so far; misclassified images keep theirs.
+        loss: The loss to ascend.
+        budget: The ball around the clean images.
+        steps: Gradient steps.
+        draw: Which of the random starts of each image to take.
+    """
+    rows = (~before.success).nonzero().squeeze(1)
+    if task.coupled:
         rows = torch.arange(len(before.x), device=before.x.device)
     if len(rows) == 0:
         return before
-    out, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
-    ids = [victim.ids[i] for i in rows.tolist()]
-    start = random_start(victim.x[rows], budget, victim.seed, ids, draws.purpose("apgd start", draw))
+    out, success, success_at = before.x.clone(), before.success.clone(), before.success_at.clone()
+    ids = [task.ids[i] for i in rows.tolist()]
+    start = random_start(task.x[rows], budget, task.seed, ids, rng.purpose("apgd start", draw))
 
-    s = _State(victim, rows, start, loss, 2.0 * budget.radius)
+    s = _State(task, rows, start, loss, 2.0 * budget.radius)
     checkpoints = _checkpoints(steps)
     for t in range(steps + 1):
         if t:
             s.move(budget, first=t == 1)
             s.evaluate(last=t == steps)
-        if victim.coupled:  # the batch counts as a whole: the iterate at which most are misclassified
-            if int(s.wrong.sum()) > int(broken.sum()):
-                out, broken, broken_at = s.x.clone(), s.wrong.clone(), torch.where(s.wrong, t, -1)
+        if task.coupled:  # the batch is judged as a whole: the iterate at which most are misclassified
+            if int(s.wrong.sum()) > int(success.sum()):
+                out, success, success_at = s.x.clone(), s.wrong.clone(), torch.where(s.wrong, t, -1)
         elif bool(s.wrong.any()):
             leaving = s.rows[s.wrong]
-            out[leaving], broken[leaving], broken_at[leaving] = s.x[s.wrong], True, t
+            out[leaving], success[leaving], success_at[leaving] = s.x[s.wrong], True, t
             s.keep(~s.wrong)
             if len(s.rows) == 0:
                 break
         if t in checkpoints:
             s.adjust(since=t - checkpoints[t])
-    if not victim.coupled:
+    if not task.coupled:
         out[s.rows] = s.best_x
-    return Outcome(out, broken, broken_at)
+    return Outcome(out, success, success_at)
 
 
 class _State:
-    """What Auto-PGD carries from step to step, one row per image that still stands."""
+    """The state of Auto-PGD between steps, one row per image that is still classified correctly."""
 
-    def __init__(self, victim: Victim, rows: Tensor, start: Tensor, loss: Ascended, step: float) -> None:
-        self.victim, self.loss, self.rows = victim, loss, rows
-        self.centre, self.x, self.previous = victim.x[rows], start, start
+    def __init__(self, task: AttackTask, rows: Tensor, start: Tensor, loss: RowLoss, step: float) -> None:
+        self.task, self.loss, self.rows = task, loss, rows
+        self.center, self.x, self.previous = task.x[rows], start, start
         n = len(rows)
         self.step = torch.full((n, *[1] * (start.dim() - 1)), step, dtype=start.dtype, device=start.device)
         self.value = self.grad = self.wrong = torch.empty(0)
         self.best_value = torch.full((n,), -torch.inf, dtype=start.dtype, device=start.device)
         self.best_x, self.best_grad = start, torch.zeros_like(start)
-        self.climbs = torch.zeros(n, device=start.device)
+        self.increases = torch.zeros(n, device=start.device)
         self.reduced = torch.ones(n, dtype=torch.bool, device=start.device)
         self.best_at_check = self.best_value.clone()
         self.evaluate()
 
     def evaluate(self, last: bool = False) -> None:
-        """Loss and gradient at x; remember the best point and count climbs."""
+        """Compute the loss and its gradient at x; update the best point and count increases."""
         x = self.x.detach().requires_grad_(not last)
         with torch.set_grad_enabled(not last):
-            z = self.victim.net(x)
+            z = self.task.net(x)
             value = self.loss(z, self.rows)
         self.grad = torch.zeros_like(x) if last else gradient(value.sum(), x)
         self.x, value = x.detach(), value.detach()
-        self.wrong = wrong(z.detach(), self.victim.y[self.rows])
+        self.wrong = is_misclassified(z.detach(), self.task.y[self.rows])
         if len(self.value) == len(value):
-            self.climbs += value > self.value
+            self.increases += value > self.value
         self.value = value
         better = value > self.best_value
         column = better.view(self.step.shape)
@@ -180,15 +199,15 @@ class _State:
         self.best_grad = torch.where(column, self.grad, self.best_grad)
 
     def move(self, budget: Budget, first: bool) -> None:
-        """A projected step of this image's own length, with momentum."""
-        stepped = project(self.x + self.step * direction(self.grad, budget), self.centre, budget)
+        """Take a projected step with momentum, of each image's own length."""
+        stepped = project(self.x + self.step * direction(self.grad, budget), self.center, budget)
         alpha = 1.0 if first else _ALPHA
         mixed = self.x + alpha * (stepped - self.x) + (1 - alpha) * (self.x - self.previous)
-        self.previous, self.x = self.x, project(mixed, self.centre, budget)
+        self.previous, self.x = self.x, project(mixed, self.center, budget)
 
     def adjust(self, since: int) -> None:
-        """Halve the step where the loss oscillates or the best has stalled, and go back to the best point."""
-        oscillates = self.climbs <= _RHO * since
+        """Halve the step where the loss oscillates or the best has stalled, and return to the best point."""
+        oscillates = self.increases <= _RHO * since
         stalled = ~self.reduced & (self.best_at_check >= self.best_value)
         self.reduced = oscillates | stalled
         column = self.reduced.view(self.step.shape)
@@ -197,28 +216,29 @@ class _State:
         self.grad = torch.where(column, self.best_grad, self.grad)
         self.value = torch.where(self.reduced, self.best_value, self.value)
         self.best_at_check = self.best_value.clone()
-        self.climbs.zero_()
+        self.increases.zero_()
 
     def keep(self, rows: Tensor) -> None:
+        """Keep only the rows where the mask is true."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value[rows])
 
 
 def _checkpoints(steps: int) -> dict[int, int]:
-    """Each checkpoint of a run, with the one before it."""
-    before, share, gap = 0, 0.22, 0.22
-    found = {}
-    while (at := math.ceil(share * steps)) < steps:
+    """Return each checkpoint of a run, with the one before it."""
+    before, fraction, gap = 0, 0.22, 0.22
+    checkpoints = {}
+    while (at := math.ceil(fraction * steps)) < steps:
         if at > before:
-            found[at] = before
+            checkpoints[at] = before
             before = at
         gap = max(gap - 0.03, 0.06)
-        share += gap
-    return found
+        fraction += gap
+    return checkpoints
 
 
-def _at_least_one(**counts: int) -> None:
+def _require_positive(**counts: int) -> None:
     for name, count in counts.items():
         if whole(count, name) < 1:
             raise BadInput(f"Auto-PGD needs at least one of its {name}, found {name}={count}")

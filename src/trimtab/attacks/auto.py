@@ -1,9 +1,9 @@
-"""An ensemble in the manner of AutoAttack: no parameters to tune, each attack on what still stands.
+"""An ensemble in the manner of AutoAttack: no parameters to tune, each attack runs on the survivors.
 
 Idea      Auto-PGD on cross-entropy, targeted Auto-PGD on DLR (on the margin under four classes), Square
 Paper     Croce and Hein 2020. FAB, the fourth of the original ensemble, is left out: targeted Auto-PGD
-          finds nearly all that it finds. Do not quote a number of this as AutoAttack's.
-Cost      per image that stands to the end: (1 + targets) * steps gradients and `queries` forward passes
+          succeeds on nearly every image on which FAB does. Do not report a number of this as AutoAttack's.
+Cost      per robust image: (1 + targets) * steps gradients and `queries` forward passes
 """
 
 from __future__ import annotations
@@ -11,45 +11,49 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from trimtab.attacks.apgd import APGD, TargetedAPGD, standing
-from trimtab.attacks.base import Attack, Outcome, Victim, unusual
-from trimtab.attacks.climbing import at_the_standing
+from trimtab.attacks.apgd import APGD, TargetedAPGD, judge_clean
+from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default, retry_survivors
 from trimtab.attacks.square import Square
 from trimtab.types import Budget, Linf
 
 
 @dataclass(frozen=True)
 class AutoAttack(Attack):
+    """An ensemble of Auto-PGD, targeted Auto-PGD and Square, each on the survivors of the others."""
+
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """Where the images may go: Linf(eps) or L2(eps), in pixels."""
+    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
     """Gradient steps of each Auto-PGD run."""
     targets: int = 9
-    """Classes that targeted Auto-PGD tries."""
+    """Number of classes that targeted Auto-PGD tries."""
     queries: int = 5000
     """Forward passes of Square."""
     one_by_one = True
     version = 2
 
     def __post_init__(self) -> None:
-        self.parts()  # which refuse impossible numbers
+        self.parts()  # which check these numbers
 
-    def determined_by(self) -> dict[str, object]:
-        """What a key tells of it: also the versions of its parts."""
+    def cache_key(self) -> dict[str, object]:
+        """Return what its results depend on: the attacks that it runs, with their versions."""
         return {"parts": self.parts()}
 
     def __str__(self) -> str:
         parts = "APGD-CE, targeted APGD, Square"
-        return f"AutoAttack-style ensemble ({parts}), {self.budget}, any iterate{unusual(self, 'budget')}"
+        return (
+            f"AutoAttack-style ensemble ({parts}), {self.budget}, early stopping{non_default(self, 'budget')}"
+        )
 
-    def run(self, victim: Victim) -> Outcome:
-        found = standing(victim)
+    def run(self, task: AttackTask) -> Outcome:
+        """Run the attacks in order, each on the images that are still classified correctly."""
+        outcome = judge_clean(task)
         for attack in self.parts():
-            found = at_the_standing(victim, found, partial(_attacked, attack))
-        return found
+            outcome = retry_survivors(task, outcome, partial(_run, attack))
+        return outcome
 
     def parts(self) -> tuple[Attack, ...]:
-        """The attacks, in order."""
+        """Return the attacks, in order."""
         return (
             APGD(self.budget, self.steps),
             TargetedAPGD(self.budget, self.steps, self.targets),
@@ -57,5 +61,5 @@ class AutoAttack(Attack):
         )
 
 
-def _attacked(attack: Attack, victim: Victim, before: Outcome) -> Outcome:
-    return attack.run(victim)
+def _run(attack: Attack, task: AttackTask, before: Outcome) -> Outcome:
+    return attack.run(task)

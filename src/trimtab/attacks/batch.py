@@ -1,12 +1,12 @@
 """Attacks on a whole batch, against classifiers whose statistics come from it.
 
 ThroughBatch   every image is perturbed within the budget, with gradients *through* the batch statistics:
-               what an attacker does who knows that the defence adapts.
-CoBatch        the attacker owns a few images of the batch, may put any pixels there, and flips the
-               *others*, which stay untouched.
+               the attack of someone who knows that the defense adapts at test time.
+CoBatch        the attacker controls a few images of the batch, with any pixels, and makes the model
+               misclassify the *others*, which stay clean.
 
-Papers    both are beyond Nandy et al., whose evaluation has neither; the second is Wu et al. 2023, "data
-          poisoning in test-time adaptation" (10 of 200 images, from grey, 500 sign steps of 1/255)
+Papers    Nandy et al. evaluate neither; the second is Wu et al. 2023, "data poisoning in test-time
+          adaptation" (10 of 200 images, from gray, 500 sign steps of 1/255)
 Norm      source "batch" or a blend, update off, through `adapt.per_batch`
 Cost      `steps` forward/backward passes over the batch, which is never split, refilled or reduced
 """
@@ -20,20 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt
-from trimtab.attacks.base import Attack, Outcome, check_call, check_labels, check_rho
-from trimtab.attacks.climbing import gradient
-from trimtab.attacks.guard import guard, says_coupled
-from trimtab.attacks.losses import ce
+from trimtab.attacks.base import Attack, Outcome, check_rho
+from trimtab.attacks.losses import ce, gradient
 from trimtab.attacks.pgd import PGD
+from trimtab.runtime import check_call, check_labels, declares_coupling, guard
 from trimtab.types import BadInput, Budget, number
 
 
 @dataclass(frozen=True)
 class ThroughBatch(Attack):
+    """PGD on the model as it adapts to the batch, with gradients through the batch statistics."""
+
     attack: PGD = field(default_factory=PGD)
-    """The attack that climbs; it scores the last iterate of the whole batch."""
+    """The inner attack; the last iterate of the whole batch counts."""
     rho: float = 1.0
-    """How much of the batch's statistics the defence takes."""
+    """The weight of the batch's statistics in the defense."""
 
     joint = True
     adaptive = True
@@ -43,9 +44,11 @@ class ThroughBatch(Attack):
 
     @property
     def budget(self) -> Budget:  # type: ignore[override]
+        """Return the budget of the inner attack."""
         return self.attack.budget
 
     def scored(self, coupled: bool) -> str:
+        """Return which iterate counts: an adaptive model couples its batch, so no image can stop early."""
         return self.attack.scored(True)
 
     def __str__(self) -> str:
@@ -60,29 +63,30 @@ class ThroughBatch(Attack):
         ids: Tensor | Sequence[int] | None = None,
         judged: bool = True,
     ) -> Outcome:
+        """Attack the model as it adapts to the batch; arguments as in `Attack.outcome`."""
         check_call(model, x, y)
         return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids, judged)
 
 
 @dataclass(frozen=True)
 class CoBatch:
-    """Called like an attack; returns the batch with its last `images` replaced by the attacker's."""
+    """Replace the last images of a batch so that the others are misclassified. Called like an attack."""
 
     images: int = 10
-    """How many of the batch are the attacker's."""
+    """Number of images in the batch that the attacker controls."""
     steps: int = 500
     """Sign steps."""
     step_size: float | str = "1/255"
     """Length of a step in pixels."""
     rho: float = 1.0
-    """How much of the batch's statistics the defence takes."""
+    """The weight of the batch's statistics in the defense."""
     version = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", number(self.step_size))
         object.__setattr__(self, "rho", float(self.rho))
         if self.images < 1 or self.steps < 0:
-            raise BadInput(f"CoBatch needs an image and no negative steps, found {self.images}, {self.steps}")
+            raise BadInput(f"CoBatch needs images >= 1 and steps >= 0, found {self.images}, {self.steps}")
 
     def __str__(self) -> str:
         return f"co-batch attack, {self.images} images, {self.steps} steps (rho={self.rho:g})"
@@ -90,25 +94,39 @@ class CoBatch:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int = 0, ids: Tensor | Sequence[int] | None = None
     ) -> Tensor:
+        """Return the batch with its last `images` replaced by adversarial ones; the model is left as it was.
+
+        Args:
+            model: Any classifier that returns logits (N, classes); a static one adapts with `rho`.
+            x: Images (N, C, H, W) with pixels in [0, 1]; more than `images`.
+            y: Labels (N,).
+            seed: Not used: the attack is deterministic.
+            ids: Not used.
+        """
         check_call(model, x, y)
         y = y.long()
-        own = len(x) - self.images
-        if own < 1:
-            raise BadInput(f"{self.images} images of a batch of {len(x)} leave nobody to attack")
-        defence = _adaptive(model, self.rho)
-        with guard(defence):
-            check_labels(defence, x, y)
-            theirs = torch.full_like(x[own:], 0.5)
+        clean = len(x) - self.images  # the number of images that are attacked
+        if clean < 1:
+            raise BadInput(
+                f"{self.images} images of a batch of {len(x)} leave none to attack; give a larger batch"
+            )
+        defense = _adaptive(model, self.rho)
+        step = float(self.step_size)
+        with guard(defense):
+            check_labels(defense, x, y)
+            malicious = torch.full_like(x[clean:], 0.5)
             for _ in range(self.steps):
-                theirs.requires_grad_(True)
-                loss = ce(defence(torch.cat([x[:own], theirs]))[:own], y[:own]).sum()
-                theirs = (theirs.detach() + float(self.step_size) * gradient(loss, theirs).sign()).clamp(0, 1)
-        return torch.cat([x[:own], theirs.detach()])
+                malicious.requires_grad_(True)
+                loss = ce(defense(torch.cat([x[:clean], malicious]))[:clean], y[:clean]).sum()
+                malicious = (malicious.detach() + step * gradient(loss, malicious).sign()).clamp(0, 1)
+        return torch.cat([x[:clean], malicious.detach()])
 
 
 def _adaptive(model: nn.Module, rho: float) -> nn.Module:
-    """The model made adaptive; one that is already must adapt as the attack says."""
+    """Return the model made adaptive; one that already is must have the attack's rho."""
     if isinstance(model, adapt.Stream):
-        raise BadInput("a stream learns from what it is shown; attack adapt.per_batch of its model")
+        raise BadInput(
+            "a stream adapts to its input and cannot be attacked; attack adapt.per_batch of its model"
+        )
     check_rho(model, rho)
-    return model if says_coupled(model) else adapt.per_batch(model, rho)
+    return model if declares_coupling(model) else adapt.per_batch(model, rho)

@@ -1,8 +1,8 @@
 """Iteration curves: accuracy after 10, 20, 100, ... steps of one long attack with one fixed step size.
 
-A curve that still falls at its end overstates robustness: the attack was not done. Each point scores the
-image of *that* iteration ("last" iterate), or whether any up to it was misclassified ("any"). Where images
-of a batch influence each other it is always that iteration's.
+A curve that still falls at its end overstates robustness: the attack has not converged. Each point judges
+the image of *that* iteration (last iterate) or, with early stopping, whether any image up to it was
+misclassified. Where images of a batch influence each other it is always that iteration's.
 """
 
 from __future__ import annotations
@@ -12,31 +12,36 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from trimtab.attacks.base import Outcome, Victim
+from trimtab.attacks.base import AttackTask, Outcome
 from trimtab.attacks.pgd import PGD
 from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
 class CurvePGD(PGD):
-    """PGD whose outcome tells, for each mark, which images were broken after that many iterations."""
+    """PGD whose outcome holds which images are misclassified after each number of iterations in `marks`.
+
+    Takes the arguments of `PGD`, and `marks`.
+    """
 
     marks: tuple[int, ...] = (10, 20, 100)
+    """Numbers of iterations after which the images are judged."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, score: str | None, eps: float | str | None, norm: str | None) -> None:
+        super().__post_init__(score, eps, norm)
         if self.restarts != 1 or not self.marks or max(self.marks) > self.steps or min(self.marks) < 0:
             raise BadInput(
-                f"a curve needs marks between 0 and {self.steps} steps, and one try, found {self.marks} "
+                f"a curve needs marks between 0 and {self.steps} steps, and one run, found {self.marks} "
                 f"and restarts={self.restarts}"
             )
 
-    def run(self, victim: Victim, marks: Sequence[int] = ()) -> Outcome:
-        found = super().run(victim, self.marks)
-        if self.score == "any" and not victim.coupled:
-            reached = {m: (found.broken_at >= 0) & (found.broken_at <= m) for m in self.marks}
-            return replace(found, marks=reached)
-        return found
+    def run(self, task: AttackTask, marks: Sequence[int] = ()) -> Outcome:
+        """Run PGD once and judge the images after each number of iterations."""
+        outcome = super().run(task, self.marks)
+        if self.early_stop and not task.coupled:
+            at = outcome.success_at
+            return replace(outcome, marks={t: (at >= 0) & (at <= t) for t in self.marks})
+        return outcome
 
 
 def curve(
@@ -48,25 +53,42 @@ def curve(
     seed: int = 0,
     ids: Tensor | Sequence[int] | None = None,
 ) -> dict[int, Tensor]:
-    """For each mark: which images stand after that many iterations of one run of max(marks) steps.
+    """Return which images are robust after each number of iterations, in one run of max(marks) steps.
 
-    The step size is the attack's own; if it gives none, the one for its own number of steps is kept.
+    Args:
+        attack: The attack. Its step size is kept, also where it follows from its own number of steps.
+        model: Any classifier that returns logits (N, classes).
+        x: Images (N, C, H, W) with pixels in [0, 1].
+        y: Labels (N,).
+        marks: Numbers of iterations after which the images are judged.
+        seed: Seed of all randomness.
+        ids: The images' indices in their set, 0..N-1 if not given.
     """
     if not marks:
         raise BadInput("a curve needs marks, such as 10 and 20 iterations, found none")
-    kept = ("budget", "loss", "targeted", "restarts", "random_start", "clean_start", "score", "precision")
-    fields = {name: getattr(attack, name) for name in kept}
+    names = (
+        "budget",
+        "loss",
+        "targeted",
+        "restarts",
+        "random_start",
+        "clean_start",
+        "early_stop",
+        "precision",
+    )
+    fields = {name: getattr(attack, name) for name in names}
     long = CurvePGD(**fields, steps=max(marks), step_size=attack.step, marks=tuple(sorted(marks)))
-    broken = long.outcome(model, x, y, seed, ids).marks
-    return {mark: ~broken[mark] for mark in long.marks}
+    success = long.outcome(model, x, y, seed, ids).marks
+    return {t: ~success[t] for t in long.marks}
 
 
-def is_flat(stands: Mapping[int, Tensor]) -> bool:
-    """Whether a curve has stopped falling: its last leg loses at most one image in a hundred, or two.
+def is_flat(robust: Mapping[int, Tensor]) -> bool:
+    """Return whether a curve has stopped falling: its last segment loses at most 1 % of the images, or two.
 
-    A single point does not tell.
+    Args:
+        robust: Which images are robust after each number of iterations; with fewer than two, False.
     """
-    if len(stands) < 2:
+    if len(robust) < 2:
         return False
-    before, last = (stands[mark] for mark in sorted(stands)[-2:])
+    before, last = (robust[t] for t in sorted(robust)[-2:])
     return int(before.sum()) - int(last.sum()) <= max(2, 0.01 * len(last))

@@ -1,10 +1,10 @@
-"""AdvBN's inner attack: the statistics of one feature map, pushed to where the rest of the network errs.
+"""AdvBN's inner attack: perturb the statistics of one feature map to maximize the loss of what follows it.
 
 Idea      z' = (1 + d_sigma)(z - mu) + (1 + d_mu) mu, one d per channel, shared by the whole batch; sign
           ascent on the batch's mean cross-entropy, every d clipped to [-eps, eps]
 Paper     Shu et al., AdvBN: 6 steps of 0.2, eps 1.1 (so that a scale may change its sign); no random
           start; after a rectified feature z' is rectified, too
-Norm      none turned here: the tail is used as the caller set it (AdvBN: auxiliary branch, running)
+Norm      no knob is changed here: the tail runs as the caller set it (AdvBN: auxiliary branch, running)
 Cost      `steps` forward/backward passes of the tail only
 """
 
@@ -30,10 +30,18 @@ def ascend(
     mu: Tensor | None = None,
     average: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(d_mu, d_sigma) that the batch of features `z` (N, C, ...) is hurt by most, within the cube.
+    """Return the (d_mu, d_sigma) within [-eps, eps] that maximize the loss, by sign ascent from zero.
 
-    Where z is a part of the batch only, `mu` is the mean of the whole, and `average` replaces gradients
-    by their means over all parts.
+    Args:
+        tail: The rest of the network: from a feature to logits.
+        z: The batch of features, (N, C, ...).
+        y: Labels (N,).
+        eps: Bound of every delta.
+        steps: Sign steps.
+        step: Length of a step.
+        rectify: Clip the perturbed feature at 0.
+        mu: The mean to perturb, where z is only a part of the batch; else that of z.
+        average: Replaces gradients, in place, by their means over all parts of the batch.
     """
     z = z.detach()
     d_mu = torch.zeros(z.shape[1], dtype=z.dtype, device=z.device)
@@ -54,6 +62,7 @@ def ascend(
 
 
 def perturbed(z: Tensor, d_mu: Tensor, d_sigma: Tensor, rectify: bool, mu: Tensor | None = None) -> Tensor:
-    moved = perturb(z, d_mu, d_sigma, mu)
-    # Unlike relu(), clamp() has a slope at 0, where all zeros of a rectified feature lie as d = 0.
-    return moved.clamp(min=0) if rectify else moved
+    """Return the feature with perturbed statistics, clipped at 0 if the feature itself is rectified."""
+    z_adv = perturb(z, d_mu, d_sigma, mu)
+    # Unlike relu(), clamp() has a gradient at 0, where all zeros of a rectified feature are while d = 0.
+    return z_adv.clamp(min=0) if rectify else z_adv

@@ -1,9 +1,9 @@
-"""Square: a black-box search that sees only logits. It finds what masked gradients hide.
+"""Square: a black-box search that uses only logits, so that masked gradients do not stop it.
 
 Idea      keep a change of a random square if the margin shrinks; squares get smaller over time
 Paper     Andriushchenko et al. 2020, "Square attack"
-Norm      running statistics of the branch in use, not learning
-Cost      `queries` forward passes, none backward; images that break leave the batch ("any" iterate)
+Norm      running statistics of the active branch, not updated
+Cost      `queries` forward passes, no backward pass; misclassified images leave the batch
 Changed   for l2: the authors' bumps have two halves of opposite sign, and they start from bumps; these have
           one sign, and start from flat tiles
 """
@@ -11,14 +11,15 @@ Changed   for l2: the authors' bumps have two halves of opposite sign, and they 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
 
-from trimtab import draws
-from trimtab.attacks.apgd import standing
-from trimtab.attacks.base import Attack, Outcome, Victim, unusual
+from trimtab import rng
+from trimtab.attacks.apgd import judge_clean
+from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
 from trimtab.attacks.geometry import norms, project
 from trimtab.attacks.losses import cw
 from trimtab.types import BadInput, Budget, Linf, whole
@@ -28,80 +29,102 @@ _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 querie
 
 @dataclass(frozen=True)
 class Square(Attack):
+    """A random search over squares of pixels that uses only logits (Square attack).
+
+    Args:
+        budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
+        queries: Forward passes per image.
+        fraction: Fraction of the pixels that the first squares cover.
+        share: Deprecated name of `fraction`.
+    """
+
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """Where the images may go: Linf(eps) or L2(eps), in pixels."""
+    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     queries: int = 5000
     """Forward passes per image."""
-    share: float = 0.8
-    """Share of the pixels that the first squares cover."""
+    fraction: float = 0.8
+    """Fraction of the pixels that the first squares cover."""
+    share: InitVar[float | None] = None
     one_by_one = True
     by_gradients = False
 
-    def __post_init__(self) -> None:
-        if whole(self.queries, "queries") < 1 or not 0 < self.share <= 1:
+    def __post_init__(self, share: float | None) -> None:
+        if share is not None:
+            warnings.warn("share is now fraction", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "fraction", share)
+        if whole(self.queries, "queries") < 1 or not 0 < self.fraction <= 1:
             raise BadInput(
-                f"Square needs queries >= 1 and 0 < share <= 1, found {self.queries}, {self.share}"
+                f"Square needs queries >= 1 and 0 < fraction <= 1, found {self.queries}, {self.fraction}"
             )
 
     def __str__(self) -> str:
-        return f"Square-{self.queries}, {self.budget}, any iterate{unusual(self, 'budget', 'queries')}"
+        return f"Square-{self.queries}, {self.budget}, early stopping{non_default(self, 'budget', 'queries')}"
 
-    def run(self, victim: Victim) -> Outcome:
-        if victim.x.dim() != 4:
-            raise BadInput(f"Square needs images (N, C, H, W), found {victim.x.dim()} axes")
-        before = standing(victim)
+    def run(self, task: AttackTask) -> Outcome:
+        """Search for misclassified images with `queries` forward passes each."""
+        if task.x.dim() != 4:
+            raise BadInput(f"Square needs images (N, C, H, W), found {task.x.dim()} axes")
+        before = judge_clean(task)
         with torch.no_grad():
-            return self._search(victim, before)
+            return self._search(task, before)
 
-    def _search(self, victim: Victim, before: Outcome) -> Outcome:
-        out, broken, broken_at = before.x.clone(), before.broken.clone(), before.broken_at.clone()
-        rows = (~broken).nonzero().squeeze(1)
-        centre = victim.x[rows]
-        chance = _Chance(victim, rows)
-        best = project(centre + chance.start(centre, self.budget), centre, self.budget)
-        margin = torch.full((len(rows),), -torch.inf, dtype=centre.dtype, device=centre.device)
-        tried = best
+    def _search(self, task: AttackTask, before: Outcome) -> Outcome:
+        out, success, success_at = before.x.clone(), before.success.clone(), before.success_at.clone()
+        rows = (~success).nonzero().squeeze(1)
+        center = task.x[rows]
+        samples = _Samples(task, rows)
+        best = project(center + samples.start(center, self.budget), center, self.budget)
+        margin = torch.full((len(rows),), -torch.inf, dtype=center.dtype, device=center.device)
+        proposal = best
         for query in range(self.queries):
             if len(rows) == 0:
                 break
             if query:
-                side = self._side(query, centre)
-                tried = propose(best, centre, self.budget, side, chance.next())
-            value = cw(victim.net(tried), victim.y[rows])
+                side = self._side(query, center)
+                proposal = propose(best, center, self.budget, side, samples.next())
+            value = cw(task.net(proposal), task.y[rows])
             better = value > margin
-            best = torch.where(better.view(-1, 1, 1, 1), tried, best)
+            best = torch.where(better.view(-1, 1, 1, 1), proposal, best)
             margin = torch.where(better, value, margin)
             wrong = margin > 0
             if bool(wrong.any()):
                 out[rows[wrong]] = best[wrong]
-                broken[rows[wrong]] = True
-                broken_at[rows[wrong]] = query + 1
+                success[rows[wrong]] = True
+                success_at[rows[wrong]] = query + 1
                 keep = ~wrong
-                rows, centre, best, margin = rows[keep], centre[keep], best[keep], margin[keep]
-                chance.keep(keep)
+                rows, center, best, margin = rows[keep], center[keep], best[keep], margin[keep]
+                samples.keep(keep)
         out[rows] = best
-        return Outcome(out, broken, broken_at)
+        return Outcome(out, success, success_at)
 
     def _side(self, query: int, x: Tensor) -> int:
-        """Side of the squares at this query: their share of the image halves at fixed points."""
+        """Return the side of the squares, whose fraction of the image is halved at fixed queries."""
         at = query / self.queries * 10_000
-        share = self.share / 2 ** sum(at > point for point in _HALVINGS)
+        fraction = self.fraction / 2 ** sum(at > point for point in _HALVINGS)
         height, width = x.shape[2:]
-        side = max(round(math.sqrt(share * height * width)), 1)
+        side = max(round(math.sqrt(fraction * height * width)), 1)
         if not isinstance(self.budget, Linf):
-            side = max(side, 3) | 1  # the l2 bump has a centre
+            side = max(side, 3) | 1  # the l2 bump has a center
         return min(side, min(height, width) - 1)
 
 
-def propose(best: Tensor, centre: Tensor, budget: Budget, side: int, u: Tensor) -> Tensor:
-    """A change of one random square (l_inf), or mass moved from one square to another (l2)."""
+def propose(best: Tensor, center: Tensor, budget: Budget, side: int, u: Tensor) -> Tensor:
+    """Return the images with one random square changed (l_inf), or mass moved between two squares (l2).
+
+    Args:
+        best: The best images so far, (N, C, H, W).
+        center: The clean images.
+        budget: The ball around them.
+        side: Side of the squares, in pixels.
+        u: Uniform random numbers, (N, 4 + C).
+    """
     top, left = _corner(u[:, 0], best.shape[2], side), _corner(u[:, 1], best.shape[3], side)
     inside = _window(best, top, left, side)  # (N, 1, H, W)
     signs = (u[:, 4 : 4 + best.shape[1]] < 0.5).to(best.dtype)[:, :, None, None] * 2 - 1
     if isinstance(budget, Linf):
-        return project(best + inside * signs * (2 * budget.radius), centre, budget)
+        return project(best + inside * signs * (2 * budget.radius), center, budget)
 
-    delta = best - centre
+    delta = best - center
     other = _window(best, _corner(u[:, 2], best.shape[2], side), _corner(u[:, 3], best.shape[3], side), side)
     either = torch.maximum(inside, other)
     bump = _bump(best, top, left, side) * inside * signs
@@ -111,43 +134,43 @@ def propose(best: Tensor, centre: Tensor, budget: Budget, side: int, u: Tensor) 
     unspent = (budget.radius**2 - norms(delta) ** 2).clamp(min=0) / best.shape[1]
     freed = (delta * either).flatten(2).pow(2).sum(2)[:, :, None, None]
     moved = delta * (1 - either) + fresh / per_channel * (unspent + freed).sqrt()
-    return (centre + moved * (budget.radius / norms(moved).clamp(min=1e-12))).clamp(0, 1)
+    return (center + moved * (budget.radius / norms(moved).clamp(min=1e-12))).clamp(0, 1)
 
 
-class _Chance:
-    """Each image's own stream of random numbers, drawn ahead in blocks."""
+class _Samples:
+    """The random numbers of each image, computed in blocks."""
 
     BLOCK = 256
 
-    def __init__(self, victim: Victim, rows: Tensor) -> None:
-        self.like, self.seed = victim.x, victim.seed
-        self.ids = [victim.ids[i] for i in rows.tolist()]
-        self.wide = 4 + victim.x.shape[1]
+    def __init__(self, task: AttackTask, rows: Tensor) -> None:
+        self.like, self.seed = task.x, task.seed
+        self.ids = [task.ids[i] for i in rows.tolist()]
+        self.wide = 4 + task.x.shape[1]
         self.at, self.block = 0, torch.empty(0)
 
     def start(self, x: Tensor, budget: Budget) -> Tensor:
-        """Vertical stripes of random sign (l_inf), or a chequered pattern of random sign (l2)."""
+        """Return the first perturbation: vertical stripes (l_inf) or tiles (l2) of random sign."""
         n, channels, _, width = x.shape
         if isinstance(budget, Linf):
-            u = draws.uniform(
-                x.new_empty(n, channels, 1, width), self.seed, self.ids, draws.purpose("square start")
+            u = rng.uniform(
+                x.new_empty(n, channels, 1, width), self.seed, self.ids, rng.purpose("square start")
             )
             return torch.where(u < 0.5, -budget.radius, budget.radius).to(x)
-        u = draws.uniform(x.new_empty(n, channels, 5, 5), self.seed, self.ids, draws.purpose("square start"))
+        u = rng.uniform(x.new_empty(n, channels, 5, 5), self.seed, self.ids, rng.purpose("square start"))
         tiles = torch.nn.functional.interpolate((u < 0.5).to(x) * 2 - 1, size=x.shape[2:])
         return tiles / norms(tiles) * budget.radius
 
     def next(self) -> Tensor:
+        """Return the random numbers of the next query, (N, 4 + C)."""
         offset = self.at % self.BLOCK
         if offset == 0:
             like = self.like.new_empty(len(self.ids), self.BLOCK, self.wide)
-            self.block = draws.uniform(
-                like, self.seed, self.ids, draws.purpose("square", self.at // self.BLOCK)
-            )
+            self.block = rng.uniform(like, self.seed, self.ids, rng.purpose("square", self.at // self.BLOCK))
         self.at += 1
         return self.block[:, offset]
 
     def keep(self, rows: Tensor) -> None:
+        """Keep only the images where the mask is true."""
         self.ids = [i for i, stays in zip(self.ids, rows.tolist(), strict=True) if stays]
         self.block = self.block[rows] if len(self.block) else self.block
 
@@ -164,7 +187,7 @@ def _window(x: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
 
 
 def _bump(x: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """A pseudo-Gaussian: largest in the middle of the square, falling in rings."""
+    """Return a pseudo-Gaussian: largest at the center of the square, decreasing in rings."""
     half = side // 2
     rings = torch.zeros(side, side, dtype=x.dtype, device=x.device)
     for k in range(half + 1):

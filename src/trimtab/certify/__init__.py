@@ -1,8 +1,8 @@
-"""Certified l2 radii by randomised smoothing.
+"""Certified l2 radii by randomized smoothing.
 
-bounds          exact confidence bounds, radii, when to give up
+bounds          exact confidence bounds, radii, the early-abstention rule
 independence    refuses models whose output depends on the batch
-sampling        noise per image, classified fast
+sampling        noise per image, and its classification in batches
 smoothing       predict, certify
 accuracy        certified accuracy over radii, for one sigma and for several
 """

@@ -1,16 +1,16 @@
 """Certified accuracy over radii, for one noise level and for several.
 
-    accuracy(r) = share of images whose certified class is right and whose radius is at least r
+    accuracy(r) = fraction of images whose certified class is correct and whose radius is at least r
 
 An abstention counts as wrong. Small sigma certifies many images to small radii, large sigma few images to
 large ones, and a network with adapted statistics can be certified at any (Nandy et al., appendix D). Two
 ways to combine several sigmas:
 
-`envelope`                 the paper's: per image the sigma with the largest radius. Which sigma that is may
-                           change at x + d, so this is no certificate of any one classifier; and k sigmas
-                           are k chances to be wrong. It is labelled so.
+`envelope`                 the paper's: per image the sigma with the largest radius. That sigma may differ
+                           at x + d, so this is not a certificate of any single classifier, and with k
+                           sigmas the probability of a wrong one is up to k alpha. Its label says so.
 `fixed_sigma_per_radius`   the certified counterpart: for each radius the sigma that did best on held-out
-                           images. Each column is the certified accuracy of one classifier.
+                           images. Each column is the certified accuracy of a single classifier.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.attacks.base import check_pairs
 from trimtab.certify.smoothing import ABSTAIN, Certificates
+from trimtab.runtime import check_pairs
 from trimtab.types import BadInput, number, pretty
 
 ENVELOPE = "the paper's envelope, not a certificate of one classifier"
+"""Label of an `envelope` curve."""
 
 Radii = Sequence[float | str]
 
@@ -37,13 +38,15 @@ class Curve:
     label: str
     radii: tuple[float, ...]
     accuracy: tuple[float, ...]
-    """Share of images, per radius."""
+    """Fraction of images, per radius."""
     sigmas: tuple[float, ...] | None
-    """The classifier's sigma, per radius; None if it differs from image to image, which certifies nothing."""
+    """The classifier's sigma, per radius; None if it differs between images, which certifies nothing."""
     images: int
+    """Number of images."""
 
     @property
     def certified(self) -> bool:
+        """Whether the curve is a certificate: each column of a single classifier."""
         return self.sigmas is not None
 
     def __str__(self) -> str:
@@ -58,21 +61,21 @@ class Curve:
 
 
 def certified_accuracy(certificates: Certificates, y: Tensor, radii: Radii) -> Curve:
-    """The share of images that are right, and certainly so, within each radius."""
+    """Return the fraction of images that are certified with the correct class at each radius."""
     at = _radii(radii)
-    right = _right(certificates, y)
-    accuracy = tuple(_share(right, certificates.radii, r) for r in at)
+    correct = _correct(certificates, y)
+    accuracy = tuple(_fraction(correct, certificates.radii, r) for r in at)
     return Curve(str(certificates), at, accuracy, (certificates.sigma,) * len(at), len(certificates))
 
 
 def envelope(several: Sequence[Certificates], y: Tensor, radii: Radii) -> Curve:
-    """The best of several sigmas for each image: the paper's figure 3, no certificate of one classifier."""
+    """Return the curve of the best sigma per image: the paper's figure 3, which certifies no classifier."""
     _require_same_images(several)
     at = _radii(radii)
     largest, best = torch.stack([c.radii for c in several]).max(dim=0)
-    right = torch.stack([_right(c, y) for c in several]).gather(0, best[None])[0]
+    correct = torch.stack([_correct(c, y) for c in several]).gather(0, best[None])[0]
     label = f"{ENVELOPE} (sigma {', '.join(pretty(c.sigma) for c in several)})"
-    return Curve(label, at, tuple(_share(right, largest, r) for r in at), None, len(y))
+    return Curve(label, at, tuple(_fraction(correct, largest, r) for r in at), None, len(y))
 
 
 def fixed_sigma_per_radius(
@@ -82,17 +85,17 @@ def fixed_sigma_per_radius(
     test_y: Tensor,
     radii: Radii,
 ) -> Curve:
-    """For each radius the sigma that certifies most held-out images (the larger one of two as good).
+    """Return the curve of the sigma that certifies most held-out images, chosen for each radius.
 
-    The choice must not know the noise that it is tested with: held-out and test certificates have to differ
-    in seed or in ids.
+    Of equally good sigmas the larger is taken. The choice must be independent of the test noise: held-out
+    and test certificates must differ in seed or in ids.
     """
     _require_same_images(held_out)
     _require_same_images(test)
     by_sigma = {c.sigma: c for c in test}
     if len(by_sigma) != len(test) or set(by_sigma) != {c.sigma for c in held_out}:
         raise BadInput(
-            "held-out and test certificates must be of the same sigmas, each once; found "
+            "held-out and test certificates must have the same sigmas, each once; found "
             f"{[c.sigma for c in held_out]} and {[c.sigma for c in test]}"
         )
     if held_out[0].seed == test[0].seed and bool(torch.isin(held_out[0].ids, test[0].ids).any()):
@@ -101,21 +104,21 @@ def fixed_sigma_per_radius(
             "with another seed"
         )
     at = _radii(radii)
-    right = {c.sigma: _right(c, held_out_y) for c in held_out}
-    sigmas = tuple(max((_share(right[c.sigma], c.radii, r), c.sigma) for c in held_out)[1] for r in at)
+    correct = {c.sigma: _correct(c, held_out_y) for c in held_out}
+    sigmas = tuple(max((_fraction(correct[c.sigma], c.radii, r), c.sigma) for c in held_out)[1] for r in at)
     accuracy = tuple(
-        _share(_right(by_sigma[sigma], test_y), by_sigma[sigma].radii, r)
+        _fraction(_correct(by_sigma[sigma], test_y), by_sigma[sigma].radii, r)
         for sigma, r in zip(sigmas, at, strict=True)
     )
     label = f"sigma fixed per radius on {len(held_out_y)} held-out images, certified on {len(test_y)} others"
     return Curve(label, at, accuracy, sigmas, len(test_y))
 
 
-def _share(right: Tensor, radii: Tensor, r: float) -> float:
-    return float((right & (radii >= r)).double().mean())
+def _fraction(correct: Tensor, radii: Tensor, r: float) -> float:
+    return float((correct & (radii >= r)).double().mean())
 
 
-def _right(certificates: Certificates, y: Tensor) -> Tensor:
+def _correct(certificates: Certificates, y: Tensor) -> Tensor:
     if len(y) != len(certificates):
         raise BadInput(
             f"{len(certificates)} certificates came with {len(y)} labels; give one label per image"
@@ -125,14 +128,14 @@ def _right(certificates: Certificates, y: Tensor) -> Tensor:
 
 
 def _radii(radii: Radii) -> tuple[float, ...]:
-    found = tuple(number(r) for r in radii)
-    if not found or min(found) < 0:
+    values = tuple(number(r) for r in radii)
+    if not values or min(values) < 0:
         raise BadInput(f"radii must be given and not be negative, found {list(radii)}")
-    return found
+    return values
 
 
 def _require_same_images(several: Sequence[Certificates]) -> None:
     if not several:
-        raise BadInput("there are no certificates; give one set per sigma")
+        raise BadInput("there are no certificates; give one Certificates per sigma")
     if any(not torch.equal(c.ids, several[0].ids) for c in several):
         raise BadInput("certificates of several sigmas must be of the same images in the same order")

@@ -1,11 +1,11 @@
-"""The statistics of a certificate: how sure a count makes us of a probability, and what radius that buys.
+"""The statistics of a certificate: confidence bounds of a probability, and the radius that follows.
 
-A class that won k of n independent draws has, with confidence 1 - alpha, at least the probability
+A class predicted for k of n independent samples has, with confidence 1 - alpha, at least the probability
 
     p_lower(k, n) = the alpha-quantile of Beta(k, n - k + 1)             (Clopper-Pearson, exact, one-sided)
 
-and if p_lower > 1/2 the smoothed classifier cannot change within  R = sigma Phi^-1(p_lower).
-All functions take and give arrays.
+and if p_lower > 1/2 the prediction of the smoothed classifier cannot change within
+R = sigma Phi^-1(p_lower). All functions take and return arrays.
 """
 
 from __future__ import annotations
@@ -22,49 +22,55 @@ Floats = NDArray[np.float64]
 
 
 def p_lower(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
-    """The exact lower confidence bound (one-sided, level 1 - alpha) of a probability with k hits in n."""
+    """Return the exact lower confidence bound (one-sided, level 1 - alpha) of a probability: k hits of n."""
     k, n = np.asarray(k), np.asarray(n)
-    # Beta(0, .) is no distribution; without a hit the bound is 0.
+    # Beta(0, .) is not a distribution; without a hit the bound is 0.
     return np.where(k > 0, special.betaincinv(np.maximum(k, 1), n - k + 1, alpha), 0.0)
 
 
 def radius(p: ArrayLike, sigma: float) -> Floats:
-    """The l2 radius that a probability of at least p certifies; 0 up to one half."""
+    """Return the l2 radius that a probability of at least p certifies; 0 up to one half."""
     return sigma * special.ndtri(np.maximum(p, 0.5))
 
 
 def max_radius(sigma: float, n: int, alpha: float) -> float:
-    """The radius if all n draws agree: no image can be certified beyond it."""
+    """Return the radius if all n samples agree: no image can be certified beyond it."""
     return float(radius(alpha ** (1 / n), sigma))
 
 
 def needed(n: int, alpha: float) -> int:
-    """The smallest count whose lower bound exceeds one half: P(Bin(n, 1/2) >= k) < alpha."""
+    """Return the smallest count whose lower bound exceeds one half: P(Bin(n, 1/2) >= k) < alpha."""
     if 0.5**n >= alpha:
         raise BadInput(
-            f"{n} draws can never certify at alpha {alpha:g}, not even if all agree; "
-            f"draw at least {math.floor(-math.log2(alpha)) + 1}"
+            f"{n} samples can never certify at alpha {alpha:g}, even if all agree; "
+            f"take at least {math.floor(-math.log2(alpha)) + 1}"
         )
     return int(stats.binom.isf(alpha, n, 0.5)) + 1
 
 
-def hopeless(n: int, alpha: float, checks: ArrayLike, chance: float) -> NDArray[np.int64]:
-    """For each number of draws in `checks`: the count up to which one may give up and abstain.
+def hopeless(n: int, alpha: float, checks: ArrayLike, probability: float) -> NDArray[np.int64]:
+    """Return, for each number of samples in `checks`, the count up to which `certify` abstains early.
 
-    Draws come in no particular order, so of n draws with K hits the first m hold a hypergeometric number
-    of them, whatever the probabilities behind. An image that n draws would certify has K >= needed, and
-    loses its certificate by giving up with at most `chance`, all checks together. With chance 0 one gives
-    up only when even hits in all remaining draws would not be enough.
+    Samples are exchangeable: of n samples with K hits the first m contain a hypergeometric number of hits,
+    whatever the class probabilities. An image that n samples would certify has K >= needed, and loses its
+    certificate with at most `probability`, over all checks together. With probability 0 it is given up only
+    when hits in all remaining samples would not suffice.
+
+    Args:
+        n: Samples in all.
+        alpha: Probability that a certificate is wrong.
+        checks: Numbers of samples after which is checked.
+        probability: Of abstaining early on an image that n samples would certify.
     """
     m = np.atleast_1d(np.asarray(checks))
     k = needed(n, alpha)
     out_of_reach = np.maximum(m - (n - k), 0) - 1
-    improbable = stats.hypergeom.ppf(chance / len(m), n, k, m) - 1
+    improbable = stats.hypergeom.ppf(probability / len(m), n, k, m) - 1
     return np.maximum(out_of_reach, improbable).astype(np.int64)
 
 
 def winner(counts: NDArray[np.int64], alpha: float) -> NDArray[np.int64]:
-    """The most frequent class of each row (images x classes), or -1 where it is not significantly so.
+    """Return the most frequent class of each row (images x classes), or -1 where it is not significant.
 
     The two highest counts are compared by the exact two-sided binomial test against one half.
     """

@@ -1,8 +1,8 @@
-"""Certificates are about one fixed function of one image. Models that are none are refused here.
+"""Refuse models whose output for an image depends on other images: no certificate holds for them.
 
-Randomised smoothing needs the base classifier f to be the same at every draw. If the statistics of a
-batch enter the output (batch norm on batch statistics, per-batch or streaming adaptation), f changes with
-its neighbours, of which the attacked image is one: the draws are not independent and the theorem is void.
+Randomized smoothing requires the same base classifier f for every sample. If batch statistics enter the
+output (batch norm on batch statistics, per-batch or streaming adaptation), f depends on the other images of
+the batch: the samples are not independent and the theorem does not apply.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws
-from trimtab.attacks.guard import says_coupled
+from trimtab import rng
+from trimtab.runtime import declares_coupling, require_logits
 from trimtab.types import BadInput
 
 REMEDY = "fix its statistics first, as adapt.frozen(model, images) does"
@@ -20,33 +20,37 @@ DEPENDS = (
     + REMEDY
 )
 ROUNDING = 1e-5
-"""Of the largest logit: what may change between batches of the same shape."""
+"""Allowed difference between batches of the same shape, relative to the largest logit."""
 ROUNDING_OF_SIZES = 1e-3
-"""The same between batches of different sizes, for which backends may take different kernels."""
+"""The same between batches of different sizes, for which backends may use different kernels."""
 
 
 @torch.no_grad()
 def require_independent(model: nn.Module, images: Tensor) -> int:
-    """Refuse a model whose output for an image depends on the batch or on earlier calls; else its classes.
+    """Return the model's number of classes; refuse it if its output depends on the batch or earlier calls.
 
-    A model may say so itself. Else the same images are run twice, then beside others, then by themselves.
+    A model may declare so itself (`couples_batch`). Otherwise the same images are run twice in one batch,
+    then with other images, then alone.
     """
-    if says_coupled(model):
+    if declares_coupling(model):
         raise BadInput(DEPENDS)
-    noise = torch.rand(images.shape, generator=draws.seeded(1), device="cpu").to(images)
-    beside_dark, beside_noise = (torch.cat([images, others]) for others in (torch.zeros_like(images), noise))
-    first = _logits(model, beside_dark)
-    again, moved, alone = _logits(model, beside_dark), _logits(model, beside_noise), _logits(model, images)
+    noise = torch.rand(images.shape, generator=rng.seeded(1), device="cpu").to(images)
+    with_black, with_noise = (torch.cat([images, others]) for others in (torch.zeros_like(images), noise))
+    first = _logits(model, with_black)
+    again, changed = _logits(model, with_black), _logits(model, with_noise)
+    alone = _logits(model, images)
 
     scale = float(first.abs().max().clamp(min=1e-6))
-    own = first[: len(images)]
+    reference = first[: len(images)]
     if _distance(again, first) > ROUNDING * scale:
         raise BadInput(
-            "the model answers the same batch differently from call to call; turn off what draws at random "
-            f"in eval mode (drop-out), or {REMEDY}"
+            "the model returns different logits for the same batch from call to call; turn off randomness in "
+            f"eval mode (dropout), or {REMEDY}"
         )
     coarse = max(ROUNDING_OF_SIZES, 16 * torch.finfo(first.dtype).eps)
-    if max(_distance(moved[: len(images)], own) / ROUNDING, _distance(alone, own) / coarse) > scale:
+    by_others = _distance(changed[: len(images)], reference)
+    by_size = _distance(alone, reference)
+    if max(by_others / ROUNDING, by_size / coarse) > scale:
         raise BadInput(DEPENDS)
     return first.shape[1]
 
@@ -56,9 +60,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    logits = model(x)
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
-        raise BadInput("the model must return logits of shape (N, classes), with at least two classes")
+    logits = require_logits(model(x), ", with at least two classes")
+    if logits.shape[1] < 2:
+        raise BadInput("the model has one output; let it return two logits, such as torch.cat([-z, z], 1)")
     if not bool(logits.isfinite().all()):
         raise BadInput("the model returns NaN or infinity for noisy images")
     return logits

@@ -1,18 +1,18 @@
-"""Classify many noisy copies of many images, fast, with noise that belongs to the image and not to the batch.
+"""Classify noisy copies of images in batches, with noise that depends on the image, not on the batch.
 
-**Noise.** The draws of an image come in blocks of `BLOCK`; a block is filled by a generator of its own,
-seeded by (seed, id, number of the block). So a draw is the same whatever the batch size, the order of
-the images and the number of threads, and any part of a run can be repeated alone. All draws of an image
-are independent: its blocks have distinct seeds by construction (torch's generator keeps 32 bits of a
-seed; mixing the block's number into a hash would let two blocks of an image collide now and then).
-Sharing noise *between* images would be sound for each certificate and cheaper, but would make their
-errors fall together; antithetic or otherwise balanced draws would break the binomial law. Neither is done.
+**Noise.** The samples of an image come in blocks of `BLOCK`; each block has its own generator, seeded by
+(seed, id, block number). So a sample does not depend on the batch size, the order of the images or the
+number of threads, and any part of a run can be repeated alone. All samples of an image are independent: its
+blocks have distinct seeds by construction (torch's generator uses 32 bits of a seed; hashing the block
+number into it would let two blocks of an image collide occasionally). Sharing noise *between* images would
+be sound for each certificate and cheaper, but would correlate their errors; antithetic or otherwise
+balanced samples would not be binomial. Neither is done.
 
 **Speed.** Noise is filled into contiguous rows of (height, width, channel), which seen as (channel,
-height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Drawing
-keeps but one core busy, so two threads work side by side with half of the cores each. Each has its own
-copy of the network (folded, channels-last), so that a forward pass may keep things on its modules. Blocks
-of several images share a batch; classes leave the device once per round.
+height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Sampling
+uses one core only, so two threads run in parallel with half of the cores each. Each has its own copy of
+the network (folded, channels-last), since a forward pass may store values on its modules. Blocks of several
+images share a batch; predictions are copied from the device once per round.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trimtab import draws
-from trimtab.attacks.base import check_images
-from trimtab.attacks.guard import fast
+from trimtab import rng
+from trimtab._accel import accelerate, thread_pool
+from trimtab._clone import shallow_clone
 from trimtab.certify.independence import require_independent
-from trimtab.cores import side_by_side
-from trimtab.models.memory import halving
-from trimtab.straight import Straight
+from trimtab.runtime import check_images, is_out_of_memory, require_usable, retry_halved, unwrap
 from trimtab.types import BadInput
 
 BLOCK = 50
-"""Draws that share a generator."""
+"""Samples that share a generator."""
 THREADS = 2
+"""Networks that run in parallel."""
 BATCH_ON_CPU, BATCH_ELSEWHERE = 50, 1000
-"""Rows of a forward pass by default. On a CPU larger ones spend their time on fresh memory pages."""
+"""Default batch sizes. Larger batches are slower on a CPU, which then allocates new memory pages."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is being done, how many draws are done (or spared), and how many there are."""
+"""Called with the name of the phase, the number of samples done (or spared), and their total."""
 Piece: TypeAlias = tuple[int, int, int]
-"""An image (its position in the call), the number of a block, and how many draws of it are wanted."""
+"""An image (its position in the call), a block number, and the number of samples to take from the block."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noisy copies of `images` and what the network says to them."""
+    """Classifies noisy copies of `images`."""
 
     images: Tensor
-    """(N, H, W, C): channels at the end, whatever lies between."""
+    """(N, H, W, C): channels last, any number of dimensions in between."""
     ids: Sequence[int]
     sigma: float
     seed: int
@@ -65,16 +64,22 @@ class Sampler:
     networks: SimpleQueue[nn.Module]
     pool: ThreadPoolExecutor
     advance: Callable[[int], None]
-    """Called with the number of draws done since the last call."""
+    """Called with the number of samples done since the last call."""
 
     def count(self, which: NDArray[np.int64], first_block: int, n: int) -> NDArray[np.int64]:
-        """How often each class won n draws, from a block on, of each image: (len(which), classes)."""
-        won = []
+        """Return how often each class is predicted for n samples of each image: (len(which), classes).
+
+        Args:
+            which: Positions of the images.
+            first_block: The block that the samples start with.
+            n: Samples per image.
+        """
+        predicted = []
         for classes in self.pool.map(self._classify, self._batches(which, first_block, n)):
-            won.append(classes)
+            predicted.append(classes)
             self.advance(len(classes))
         owners = torch.arange(len(which), device="cpu").repeat_interleave(n)
-        cells = owners * self.classes + torch.cat(won).cpu()
+        cells = owners * self.classes + torch.cat(predicted).cpu()
         return cells.bincount(minlength=len(which) * self.classes).view(-1, self.classes).numpy()
 
     def _batches(self, which: NDArray[np.int64], first_block: int, n: int) -> Iterator[list[Piece]]:
@@ -92,8 +97,8 @@ class Sampler:
         rows = (noisy[0] if len(noisy) == 1 else torch.cat(noisy)).movedim(-1, 1)  # (n, C, H, W)
         network = self.networks.get()
         try:
-            return halving(
-                lambda size: torch.cat([_winners(network, part) for part in rows.split(size)]),
+            return retry_halved(
+                lambda size: torch.cat([_predictions(network, part) for part in rows.split(size)]),
                 self.batch_size,
             )
         finally:
@@ -108,14 +113,14 @@ class Sampler:
 def gaussian(
     shape: Sequence[int], sigma: float, seed: int, id: int, block: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """One block of an image's noise. Blocks may be numbered below zero."""
+    """Return one block of an image's noise; block numbers may be negative."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    source = draws.seeded((draws.key(seed, id) + block) % 2**32)
+    source = rng.seeded((rng.key(seed, id) + block) % 2**32)
     return torch.empty(*shape, dtype=wide, device="cpu").normal_(0, sigma, generator=source).to(dtype)
 
 
-def _winners(network: nn.Module, rows: Tensor) -> Tensor:
-    # For a single row BLAS takes another kernel, which rounds differently; it is never given one.
+def _predictions(network: nn.Module, rows: Tensor) -> Tensor:
+    # For a single row BLAS uses another kernel, which rounds differently; so a single row is doubled.
     alone = len(rows) == 1
     return network(torch.cat([rows, rows]) if alone else rows).argmax(1)[: len(rows)]
 
@@ -131,35 +136,49 @@ def sampler(
     progress: Progress | None,
     total: int,
 ) -> Iterator[Sampler]:
-    """A sampler that will take `total` draws of the images x (N, C, H, W). The model itself never runs."""
-    check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels play no part here
+    """Yield a sampler of `total` samples of the images x (N, C, H, W); it runs copies of the model.
+
+    Args:
+        model: The base classifier.
+        x: The images.
+        ids: Their indices in their set.
+        sigma: Std of the noise.
+        seed: Seed of the noise.
+        batch_size: Noisy images per forward pass; None for the default of the device.
+        progress: Called as samples are classified.
+        total: Samples of all images together.
+    """
+    check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels do not matter here
     if len(x) == 0:
         raise BadInput("there are no images to certify")
     if batch_size is None:
         batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
     require_positive(batch_size=batch_size)
-    # A probe that knows nothing of x: how the networks are built must not depend on the images.
-    source = draws.seeded(0)
+    # The probe is independent of x: how the networks are built must not depend on the images.
+    source = rng.seeded(0)
     probe = torch.rand(4, *x.shape[1:], generator=source, device="cpu")
     probe = (probe + sigma * torch.randn(probe.shape, generator=source, device="cpu")).to(x)
+    require_usable(model, probe)
     networks: SimpleQueue[nn.Module] = SimpleQueue()
     try:
-        for _ in range(THREADS):
-            network = fast(model, probe)
-            networks.put(network)
-        # Of the network itself: a straight line of it does the same every time.
-        plain = network.net if isinstance(network, Straight) else network
-        classes = require_independent(plain, probe)
+        network = accelerate(unwrap(model), probe)
+        networks.put(network)
+        for _ in range(THREADS - 1):
+            networks.put(shallow_clone(network))
+        classes = require_independent(network, probe)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0]
         raise BadInput(f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}") from error
     images = x.detach().movedim(1, -1).contiguous()
-    with side_by_side(THREADS) as pool:
+    with thread_pool(THREADS) as pool:
         advance = _counter(progress, total)
         yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
 
 
 def require_positive(**counts: int) -> None:
+    """Refuse counts that are not whole numbers of at least 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise BadInput(f"{name} must be a whole number from 1 on, found {value!r}")
@@ -168,10 +187,11 @@ def require_positive(**counts: int) -> None:
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
     done = 0
 
-    def advance(draws: int) -> None:
+    def advance(samples: int) -> None:
+        """Report that more samples are done."""
         nonlocal done
-        done += draws
+        done += samples
         if progress is not None:
-            progress("drawing", done, total)
+            progress("sampling", done, total)
 
     return advance

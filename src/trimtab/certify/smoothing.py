@@ -1,10 +1,10 @@
-"""Randomised smoothing: an l2 radius around an image within which the smoothed classifier cannot change.
+"""Randomized smoothing: an l2 radius around an image within which the smoothed classifier cannot change.
 
-Around a base classifier f, the smoothed one answers  g(x) = argmax_c P(f(x + z) = c),  z ~ N(0, sigma^2 I).
+The smoothed classifier of f predicts  g(x) = argmax_c P(f(x + z) = c),  z ~ N(0, sigma^2 I).
 If the top class has probability at least p > 1/2, then g(x + d) = g(x) for every |d|_2 < sigma Phi^-1(p).
-`certify` guesses the top class from n0 draws, bounds its probability from below with n fresh ones, and
-abstains if the bound does not exceed one half. Over the draws, each image's certificate is wrong with
-probability at most alpha. `predict` answers only g's class, for far fewer draws.
+`certify` guesses the top class from n0 samples, bounds its probability from below with n fresh ones, and
+abstains if the bound does not exceed one half. Over the samples, each image's certificate is wrong with
+probability at most alpha. `predict` returns only g's class, for far fewer samples.
 
 Paper: Cohen, Rosenfeld, Kolter 2019, "Certified adversarial robustness via randomized smoothing",
 CERTIFY and PREDICT. Nandy et al. apply it to adversarially trained networks whose statistics were
@@ -12,16 +12,16 @@ re-estimated on noisy images and then frozen: certify `adapt.frozen(model, noisy
 
 Noise is in pixels and is not clipped. What runs is a copy of the model in eval mode; the model is untouched.
 
-What we changed: an image is given up as soon as it will hardly reach the bound (`bounds.hopeless`).
-Abstaining is always sound, so the guarantee stays what it was; it spares most of the draws of images that
-abstain: a class that holds 40 % is given up after 2 % of n = 100,000. Draws of several images share batches.
+What we changed: `certify` abstains early on an image that is very unlikely to reach the bound
+(`bounds.hopeless`). Abstaining is always sound, so the guarantee is unchanged; it saves most of the samples
+of abstentions: a class of probability 0.4 is given up after 2 % of n = 100,000. Several images share batches.
 
 Cost: n0 + n forward passes an image.  Norm knobs: none, but statistics must be fixed; a model whose output
 depends on its batch is refused. If they were estimated on the very images that are certified, f is not
-independent of an attacker who sends those images: `statistics` says where they come from.
+independent of an attacker who chooses those images: `statistics` records where they come from.
 
-Limits: the guarantee is about real numbers, floating-point rounding is not accounted for; and it is
-about g, which answers one image at the price of many passes, not about f.
+Limits: the guarantee holds in exact arithmetic, floating-point rounding is not accounted for; and it holds
+for g, which needs many forward passes to classify one image, not for f.
 """
 
 from __future__ import annotations
@@ -29,56 +29,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
-from trimtab.certify.sampling import BLOCK, Progress, require_positive, sampler
+from trimtab.certify.sampling import BLOCK, Progress, Sampler, require_positive, sampler
 from trimtab.types import BadInput, number, pretty
 
 VERSION = 1
-"""Part of every result's key: raised whenever a change moves numbers."""
+"""Part of every result's key: incremented whenever a change alters results."""
 ABSTAIN = -1
+"""The class of an abstention."""
+Counts: TypeAlias = NDArray[np.int64]
 ROUND = 500
-"""Draws of each image between two looks at whether it can still be certified, at least."""
+"""Least number of samples per image between two checks whether it can still be certified."""
 LOOKS = 50
-"""Such looks, at most."""
+"""Largest number of such checks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """What is certain of each image, with confidence 1 - alpha each. Tensors are on the CPU."""
+    """Certificates of images, each with confidence 1 - alpha. Tensors are on the CPU."""
 
     ids: Tensor
     """The images' indices in their set."""
     classes: Tensor
     """The smoothed classifier's class; -1 where it abstains."""
     radii: Tensor
-    """The class holds under every perturbation of smaller l2 norm (float64); 0 where it abstains."""
+    """The class is constant under every perturbation of smaller l2 norm (float64); 0 where it abstains."""
     p_lower: Tensor
     """The lower bound of the guessed class's probability; 0 where the image was given up."""
     counts: Tensor
-    """How many draws the guessed class won."""
+    """Number of samples for which the guessed class is predicted."""
     draws: Tensor
-    """Out of how many: n, or fewer where the image was given up."""
+    """Number of samples: n, or fewer where the image was given up."""
     sigma: float
+    """Std of the noise."""
     n0: int
+    """Samples that guess the class."""
     n: int
+    """Samples that bound its probability."""
     alpha: float
+    """Probability that a certificate is wrong, per image."""
     seed: int
+    """Seed of the noise."""
     statistics: str
-    """Where the model's normalisation statistics come from."""
+    """Where the model's normalization statistics come from."""
 
     def __len__(self) -> int:
         return len(self.classes)
 
     @property
     def max_radius(self) -> float:
-        """No certificate from n draws can exceed this."""
+        """The largest radius that n samples can certify."""
         return max_radius(self.sigma, self.n, self.alpha)
 
     def __str__(self) -> str:
@@ -103,43 +111,43 @@ def certify(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Certificates:
-    """The smoothed classifier's class and certified l2 radius for each image of x (N, C, H, W) in [0, 1].
+    """Return the smoothed classifier's class and certified l2 radius for each image.
 
     An image's result is a function of (model, image, id, seed, sigma, n0, n, alpha, give_up) alone: not of
-    the batch size, nor of the other images in x. `statistics` says where the model's normalisation
-    statistics come from; else its own `provenance` does. An image that n draws would certify is given up
-    early with at most the chance `give_up`; at 0 none is. `batch_size` is only a matter of speed.
+    the batch size, nor of the other images in x.
+
+    Args:
+        model: The base classifier f; its output for an image must not depend on the batch.
+        x: Images (N, C, H, W) in [0, 1].
+        sigma: Std of the noise, in pixels; noisy images are not clipped.
+        n0: Samples that guess the top class.
+        n: Fresh samples that bound its probability.
+        alpha: Probability that a certificate is wrong, per image.
+        seed: Seed of the noise.
+        ids: The images' indices in their set.
+        statistics: Where the model's normalization statistics come from; by default its `provenance`.
+        give_up: Probability of abstaining early on an image that n samples would certify; 0 for never.
+        batch_size: Noisy images per forward pass; a matter of speed only.
+        progress: Called as samples are classified.
     """
     sigma, alpha = _numbers(sigma, alpha)
     require_positive(n0=n0, n=n)
     if not 0 <= give_up < 1:
-        raise BadInput(f"give_up must be a chance from 0 to below 1, found {give_up:g}")
-    ends = looks(n)
-    floors = hopeless(n, alpha, ends, give_up)
-
-    listed, total = draws.ids_of(x, ids), len(x) * (n0 + n)
+        raise BadInput(f"give_up must be a probability from 0 to below 1, found {give_up:g}")
+    listed, total = rng.ids_of(x, ids), len(x) * (n0 + n)
     with sampler(model, x, listed, sigma, seed, batch_size, progress, total) as sample:
-        # Blocks below zero guess the class and blocks from zero on test it: n0 does not move the test.
+        # Negative blocks guess the class, the others test it: n0 does not change the samples of the test.
         guess = sample.count(np.arange(len(x)), -n0 // BLOCK, n0).argmax(axis=1)
-        hits, taken, running = np.zeros_like(guess), np.zeros_like(guess), np.arange(len(x))
-        for (start, look), floor in zip(pairwise([0, *ends]), floors, strict=True):
-            if not len(running):
-                break
-            counts = sample.count(running, start // BLOCK, look - start)
-            hits[running] += counts[np.arange(len(running)), guess[running]]
-            taken[running] = look
-            hopeful = hits[running] > floor
-            sample.advance(int((n - look) * (~hopeful).sum()))
-            running = running[hopeful]
-
-    bound = np.where(taken == n, p_lower(hits, n, alpha), 0.0)
+        hits, drawn = count_hits(sample, guess, n, alpha, give_up)
+    bound = np.where(drawn == n, p_lower(hits, n, alpha), 0.0)
+    classes = np.where(bound > 0.5, guess, ABSTAIN)
     return Certificates(
         ids=torch.tensor(listed, device="cpu"),
-        classes=torch.from_numpy(np.where(bound > 0.5, guess, ABSTAIN)),
+        classes=torch.from_numpy(classes),
         radii=torch.from_numpy(radius(bound, sigma)),
         p_lower=torch.from_numpy(bound),
         counts=torch.from_numpy(hits),
-        draws=torch.from_numpy(taken),
+        draws=torch.from_numpy(drawn),
         sigma=sigma,
         n0=n0,
         n=n,
@@ -147,6 +155,26 @@ def certify(
         seed=seed,
         statistics=statistics or statistics_of(model),
     )
+
+
+def count_hits(sample: Sampler, guess: Counts, n: int, alpha: float, give_up: float) -> tuple[Counts, Counts]:
+    """Return how often each guessed class is predicted, and of how many samples: n, or fewer if given up.
+
+    After every few samples, images that are very unlikely to reach the bound are dropped (`bounds.hopeless`).
+    """
+    ends = looks(n)
+    floors = hopeless(n, alpha, ends, give_up)
+    hits, drawn, running = np.zeros_like(guess), np.zeros_like(guess), np.arange(len(guess))
+    for (start, look), floor in zip(pairwise([0, *ends]), floors, strict=True):
+        if not len(running):
+            break
+        counts = sample.count(running, start // BLOCK, look - start)
+        hits[running] += counts[np.arange(len(running)), guess[running]]
+        drawn[running] = look
+        hopeful = hits[running] > floor
+        sample.advance(int((n - look) * (~hopeful).sum()))
+        running = running[hopeful]
+    return hits, drawn
 
 
 def predict(
@@ -161,24 +189,35 @@ def predict(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """The smoothed classifier's class for each image, -1 where n draws do not settle it at level alpha.
+    """Return the smoothed classifier's class for each image, -1 where it is not significant at level alpha.
 
     A class that is returned is wrong (not g's) with probability at most alpha.
+
+    Args:
+        model: The base classifier.
+        x: Images (N, C, H, W) in [0, 1].
+        sigma: Std of the noise, in pixels.
+        n: Samples per image.
+        alpha: Probability that a returned class is wrong, per image.
+        seed: Seed of the noise.
+        ids: The images' indices in their set.
+        batch_size: Noisy images per forward pass.
+        progress: Called as samples are classified.
     """
     sigma, alpha = _numbers(sigma, alpha)
     require_positive(n=n)
-    with sampler(model, x, draws.ids_of(x, ids), sigma, seed, batch_size, progress, len(x) * n) as sample:
+    with sampler(model, x, rng.ids_of(x, ids), sigma, seed, batch_size, progress, len(x) * n) as sample:
         return torch.from_numpy(winner(sample.count(np.arange(len(x)), 0, n), alpha))
 
 
 def looks(n: int) -> list[int]:
-    """After how many of n draws `certify` looks whether an image can still be certified; the last is n."""
+    """Return after how many of n samples `certify` checks whether an image can still be certified."""
     spacing = -(-max(ROUND, n // LOOKS) // BLOCK) * BLOCK
     return [min(start + spacing, n) for start in range(0, n, spacing)]
 
 
 def join(parts: Sequence[Certificates]) -> Certificates:
-    """Certificates of several chunks of images as one; they must have been made in the same way."""
+    """Join the certificates of several chunks of images; they must share sigma, n, alpha and seed."""
     if not parts:
         raise BadInput("there are no certificates to join")
     joined: dict[str, Any] = {}
@@ -189,20 +228,22 @@ def join(parts: Sequence[Certificates]) -> Certificates:
         elif len(set(values)) == 1:
             joined[name] = values[0]
         else:
-            raise BadInput(f"certificates of different {name} cannot be joined: {sorted(set(values))}")
+            raise BadInput(f"certificates with different {name} cannot be joined: {sorted(set(values))}")
     return Certificates(**joined)
 
 
 def _numbers(sigma: float | str, alpha: float | str) -> tuple[float, float]:
     sigma, alpha = number(sigma), number(alpha)
     if sigma <= 0:
-        raise BadInput(f"sigma, the deviation of the noise in pixels, must be above 0, found {sigma:g}")
+        raise BadInput(f"sigma, the std of the noise in pixels, must be above 0, found {sigma:g}")
     if not 0 < alpha < 1:
-        raise BadInput(f"alpha, the chance of a wrong certificate, must lie between 0 and 1, found {alpha:g}")
+        raise BadInput(
+            f"alpha, the probability of a wrong certificate, must lie between 0 and 1, found {alpha:g}"
+        )
     return sigma, alpha
 
 
 def statistics_of(model: nn.Module) -> str:
-    """Where a model's normalisation statistics come from, as far as it says."""
-    told = getattr(model, "provenance", None)
-    return told if isinstance(told, str) else "as stored in the model"
+    """Return where a model's normalization statistics come from, by its `provenance` if it has one."""
+    provenance = getattr(model, "provenance", None)
+    return provenance if isinstance(provenance, str) else "as stored in the model"

@@ -1,8 +1,8 @@
-"""Measurements on any classifier: they return values per sample or per set, and leave the model as it was.
+"""Measurements on any classifier: values per image or per set; the model is left unchanged.
 
-accuracy           exact counts with their interval        corruption_error  mCE against a named baseline
+accuracy           counts with exact intervals            corruption_error  mCE against a named baseline
 ligs               local input-gradient similarity         landscape         loss range and smoothness
-statistics         branches, batches, tolerance to shifts  gradients         loss gradients as pictures
+statistics         branches, batches, tolerance to shifts  gradients         loss gradients as images
 spectra            Fourier spectra
 """
 

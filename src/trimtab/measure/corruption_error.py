@@ -1,4 +1,4 @@
-"""Corruption error: how much worse a network gets under common corruptions, against a named baseline.
+"""Corruption error: the errors under common corruptions relative to those of a named baseline.
 
 Hendrycks and Dietterich 2019, section 4. With E(s, c) the top-1 error at severity s of corruption c, E(clean)
 the clean error and B the baseline's errors:
@@ -6,14 +6,14 @@ the clean error and B the baseline's errors:
     CE(c)          = sum_s E(s, c) / sum_s B(s, c)
     relative CE(c) = sum_s (E(s, c) - E(clean)) / sum_s (B(s, c) - B(clean))
 
-mCE and relative mCE are their means over the fifteen corruptions, as shares (1 = as bad as the baseline; the
-literature multiplies by 100). Where there is no baseline (CIFAR-10-C has none) report `mean_error`, the plain
-mean over corruptions and severities, and `gap`, its distance from the clean error. The four extra corruptions
-may be in the table; they get their own CE and stay out of every mean.
+mCE and relative mCE are their means over the fifteen corruptions, as fractions (1 = equal to the baseline;
+the literature multiplies by 100). Without a baseline (CIFAR-10-C has none) report `mean_error`, the mean over
+corruptions and severities, and `gap`, its difference from the clean error. The four extra corruptions may be
+in the table; they get their own CE and are not part of any mean.
 
-The AlexNet constants belong to the published ImageNet-C files (centre crop of 224, no resizing, stored as
-JPEG). Corruptions made on the fly are not those files: an mCE on them compares networks with each other, not
-with published numbers.
+The AlexNet constants belong to the published ImageNet-C files (center crop of 224, no resizing, stored as
+JPEG). Corruptions computed on the fly differ from those files: an mCE on them compares networks with each
+other, not with published numbers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Baseline:
     """The network that corruption errors are measured against."""
 
     name: str
+    """Its name."""
     clean: float
     """Its clean top-1 error."""
     mean_errors: Mapping[str, float]
@@ -41,7 +42,7 @@ class Baseline:
 
     @classmethod
     def of(cls, name: str, errors: Errors, clean: float) -> Baseline:
-        """From a table of errors like the one to be judged, measured on the same images."""
+        """Build a baseline from its table of errors, which must be measured on the same images."""
         _check(errors, clean)
         return cls(name, clean, {corruption: _mean(row) for corruption, row in errors.items()})
 
@@ -78,42 +79,47 @@ ALEXNET = Baseline(
 
 @dataclass(frozen=True)
 class CorruptionError:
-    """What a table of errors comes to. Shares, not percent."""
+    """The summary of a table of errors. Fractions, not percent."""
 
     clean: float
+    """Clean top-1 error."""
     errors: Mapping[str, tuple[float, ...]]
     """By corruption and severity, as given."""
     baseline: str | None
+    """Name of the baseline."""
     ce: Mapping[str, float]
-    """By corruption; empty without a baseline."""
+    """CE by corruption; empty without a baseline."""
     relative_ce: Mapping[str, float]
+    """Relative CE by corruption; empty without a baseline."""
 
     @property
     def complete(self) -> bool:
-        """Whether all fifteen are there; a mean over fewer must not be called mCE."""
+        """Whether all fifteen corruptions are in the table; a mean over fewer must not be called mCE."""
         return all(name in self.errors for name in CORRUPTIONS)
 
     @property
     def mean_errors(self) -> dict[str, float]:
-        """By corruption, averaged over the severities."""
+        """Top-1 errors by corruption, averaged over the severities."""
         return {name: _mean(row) for name, row in self.errors.items()}
 
     @property
     def mean_error(self) -> float:
-        """Over the fifteen corruptions and all severities."""
+        """Top-1 error, averaged over the fifteen corruptions and all severities."""
         return self._over_fifteen(self.mean_errors)
 
     @property
     def gap(self) -> float:
-        """What corruption costs: mean error above the clean error."""
+        """The mean error minus the clean error."""
         return self.mean_error - self.clean
 
     @property
     def mce(self) -> float:
+        """Mean CE over the fifteen corruptions."""
         return self._over_fifteen(self.ce)
 
     @property
     def relative_mce(self) -> float:
+        """Mean relative CE over the fifteen corruptions."""
         return self._over_fifteen(self.relative_ce)
 
     def _over_fifteen(self, values: Mapping[str, float]) -> float:
@@ -127,11 +133,11 @@ class CorruptionError:
 
 
 def corruption_error(errors: Errors, clean: float, baseline: Baseline | None = ALEXNET) -> CorruptionError:
-    """Judge top-1 errors by corruption and severity; `baseline=None` leaves the ratios out.
+    """Summarize top-1 errors by corruption and severity; `baseline=None` omits the ratios.
 
     >>> errors = {name: [0.2, 0.3, 0.4, 0.5, 0.6] for name in CORRUPTIONS}
-    >>> judged = corruption_error(errors, clean=0.1, baseline=Baseline.of("itself", errors, 0.1))
-    >>> judged.mce, judged.relative_mce, round(judged.gap, 9)
+    >>> result = corruption_error(errors, clean=0.1, baseline=Baseline.of("itself", errors, 0.1))
+    >>> result.mce, result.relative_mce, round(result.gap, 9)
     (1.0, 1.0, 0.3)
     """
     _check(errors, clean)
@@ -158,10 +164,12 @@ def _check(errors: Errors, clean: float) -> None:
             raise BadInput(f"{name} needs an error for each of the five severities, found {len(row)}")
         if not all(0 <= e <= 1 for e in row):
             raise BadInput(
-                f"errors are shares in [0, 1], found {list(row)} for {name}; divide percent by 100"
+                f"errors must be fractions in [0, 1], found {list(row)} for {name}; divide percent by 100"
             )
     if not 0 <= clean <= 1:
-        raise BadInput(f"the clean error is a share in [0, 1], found {clean:g}; divide percent by 100")
+        raise BadInput(
+            f"the clean error must be a fraction in [0, 1], found {clean:g}; divide percent by 100"
+        )
 
 
 def _mean(values: Sequence[float]) -> float:

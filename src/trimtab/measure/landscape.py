@@ -1,13 +1,13 @@
-"""How rough the loss is along the step that training takes.
+"""How smooth the loss is along the gradient step of training.
 
-Idea      from the weights w with gradient g, walk w - eta g for several eta and look at
-            loss range           lowest and highest loss on the way
+Idea      from the weights w with gradient g, evaluate the loss at w - eta g for several eta:
+            loss range           lowest and highest loss
             gradient change      largest ||grad(w - eta g) - g||
             effective beta       largest ||grad(w - eta g) - g|| / ||eta g||
 Paper     Santurkar et al. 2018, as measured in Benz et al., figures 14 to 17
-Norm      batch statistics, not learning, as training has them; layers that cannot be steered keep their
+Norm      batch statistics, as in training, without updates; layers that cannot be steered use their
           running statistics
-Cost      one forward/backward pass per eta; the model is copied, not touched
+Cost      one forward/backward pass per eta; on a copy of the model
 """
 
 from __future__ import annotations
@@ -21,33 +21,43 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.attacks.base import check_labels, check_pairs
-from trimtab.attacks.guard import bare
 from trimtab.norm.moments import widest
 from trimtab.norm.state import images_for
+from trimtab.runtime import check_labels, check_pairs, unwrap
 from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
 class Landscape:
+    """The loss along a gradient step."""
+
     losses: tuple[float, ...]
-    """At each eta, the first of which is 0."""
+    """The loss at each eta, the first of which is 0."""
     gradient_change: float
+    """Largest l2 norm of the change of the gradient."""
     beta: float
-    """Effective smoothness."""
+    """Effective smoothness: the largest change of the gradient per length of the step."""
 
     @property
     def loss_range(self) -> tuple[float, float]:
+        """The lowest and the highest loss; NaN if one is NaN."""
         return _ends(self.losses)
 
 
 def landscape(
     model: nn.Module, x: Tensor, y: Tensor, etas: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4)
 ) -> Landscape:
-    """Walk along the negative gradient of the mean cross-entropy at the model's weights."""
+    """Evaluate the loss along the negative gradient of the mean cross-entropy at the model's weights.
+
+    Args:
+        model: Any classifier; it is not modified.
+        x: One training batch of images (N, C, H, W).
+        y: Labels (N,).
+        etas: Step sizes.
+    """
     if not etas or min(etas) <= 0:
-        raise BadInput(f"a walk needs steps longer than 0, found {tuple(etas)}")
-    probe = norm.copied(bare(model)).eval()  # drop-out is noise of its own
+        raise BadInput(f"etas must be given and be positive, found {tuple(etas)}")
+    probe = norm.clone(unwrap(model)).eval()  # no dropout noise
     for parameter in probe.parameters():
         parameter.requires_grad_(True)
     for part in probe.modules():
@@ -62,21 +72,21 @@ def landscape(
     with norm.use(probe, source="batch", update=False) if norm.layers(probe) else nullcontext():
         parameters = list(probe.parameters())
         start = [p.detach().clone() for p in parameters]
-        loss, g = _slope(probe, parameters, x, y)
+        loss, g = _loss_and_gradient(probe, parameters, x, y)
         losses, changes, betas = [loss], [], []
         for eta in etas:
             with torch.no_grad():
-                for p, w, slope in zip(parameters, start, g, strict=True):
-                    p.copy_(w - eta * slope)
-            loss, there = _slope(probe, parameters, x, y)
-            moved = _norm([a - b for a, b in zip(there, g, strict=True)])
+                for p, w, grad in zip(parameters, start, g, strict=True):
+                    p.copy_(w - eta * grad)
+            loss, there = _loss_and_gradient(probe, parameters, x, y)
+            change = _norm([a - b for a, b in zip(there, g, strict=True)])
             losses.append(loss)
-            changes.append(moved)
-            betas.append(moved / max(eta * _norm(g), 1e-300))
+            changes.append(change)
+            betas.append(change / max(eta * _norm(g), 1e-300))
     return Landscape(tuple(losses), _ends(changes)[1], _ends(betas)[1])
 
 
-def _slope(
+def _loss_and_gradient(
     model: nn.Module, parameters: list[nn.Parameter], x: Tensor, y: Tensor
 ) -> tuple[float, list[Tensor]]:
     with torch.enable_grad():
@@ -88,7 +98,7 @@ def _slope(
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest; NaN if there is one, which `min` and `max` may pass over."""
+    """Return the lowest and the highest value, NaN if there is one (`min` and `max` may miss it)."""
     low, high = torch.tensor(values, dtype=torch.float64).aminmax()
     return float(low), float(high)
 

@@ -1,6 +1,6 @@
-"""Normalisation statistics, looked at: branch against branch, batch against running, and what shifts do.
+"""Normalization statistics: branch against branch, batch against running, and accuracy under shifts.
 
-Tables are plain rows (dictionaries), for the plots and for anyone's data frame.
+Tables are lists of dictionaries, for plots or a data frame.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
-from trimtab.attacks.base import check_pairs, wrong
-from trimtab.attacks.guard import guard
 from trimtab.norm.state import images_for
+from trimtab.runtime import check_pairs, guard, is_misclassified
 from trimtab.types import BadInput
 
 Row = dict[str, Any]
@@ -31,20 +30,20 @@ ATTACKS: dict[str, Callable[[float], StatisticsAttack]] = {
 
 
 def branch_statistics(model: nn.Module) -> list[Row]:
-    """Running mean and deviation of every channel, a row for each branch that has its own."""
-    shared = {(row["layer"], row["name"]) for row in norm.plan(model) if row["statistics_of"]}
+    """List the running mean and std of every channel and branch; shared statistics appear once."""
+    shared = {(row["layer"], row["name"]) for row in norm.branch_spec(model) if row["statistics_of"]}
     return [
-        {"layer": layer, "channel": c, "branch": branch, "mean": float(mean), "deviation": float(var) ** 0.5}
+        {"layer": layer, "channel": c, "branch": branch, "mean": float(mean), "std": float(var) ** 0.5}
         for branch in norm.branches(model)
-        for layer, held in norm.running(model, branch).items()
+        for layer, moments in norm.running(model, branch).items()
         if (layer, branch) not in shared
-        for c, (mean, var) in enumerate(zip(held.mean, held.var, strict=True))
+        for c, (mean, var) in enumerate(zip(moments.mean, moments.var, strict=True))
     ]
 
 
 def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
-    """What one batch gives, in training's own way, beside the running statistics of the branch in force."""
-    held = _running(model)
+    """List the statistics of one batch, as in training, with the running ones of the active branch."""
+    running = _running(model)
     steering = norm.use(model, source="batch", update=False)
     with torch.no_grad(), guard(model, running=False), steering, norm.observe(model) as seen:
         model(images_for(model, x))
@@ -53,21 +52,21 @@ def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
             "layer": layer,
             "channel": c,
             "batch mean": float(seen[layer].mean[c]),
-            "running mean": float(held[layer].mean[c]),
+            "running mean": float(running[layer].mean[c]),
             "batch variance": float(seen[layer].var[c]),
-            "running variance": float(held[layer].var[c]),
+            "running variance": float(running[layer].var[c]),
         }
-        for layer in held
+        for layer in running
         if layer in seen  # a layer may not run in this mode
-        for c in range(len(held[layer].mean))
+        for c in range(len(running[layer].mean))
     ]
 
 
 def _running(model: nn.Module) -> dict[str, norm.Moments]:
-    """Of each layer's own branch in force; a layer that never got it is on "main"."""
+    """Return the running statistics of each layer's active branch; layers without it use "main"."""
     now = {name: layer.branch_now() for name, layer in norm.layers(model).items()}
     of = {branch: norm.running(model, branch) for branch in set(now.values())}
-    return {name: of[now[name]].get(name, held) for name, held in norm.running(model).items()}
+    return {name: of[now[name]].get(name, main) for name, main in norm.running(model).items()}
 
 
 def tolerance(
@@ -79,11 +78,20 @@ def tolerance(
     groups: int = 1,
     seed: int = 0,
 ) -> list[Row]:
-    """Accuracy over all batches with shifted statistics, for each attack and radius.
+    """Measure the accuracy over all batches with shifted statistics, for each attack and radius.
 
-    A shift is found on the first batch and then holds for all (APART's figure 1); random ones take the
-    same signs for every model with these layers (figure 2). With `source="batch"` statistics are those of
-    each batch, in `groups`; eps = 0 is the control.
+    A shift is computed on the first batch and then fixed (APART's figure 1), by the gradient of the whole
+    batch as in Algorithm 1; groups apply to the evaluation only. Random shifts have the same signs for every
+    model with these layers (figure 2). eps = 0 is the control.
+
+    Args:
+        model: A steered classifier.
+        batches: Pairs (images, labels).
+        eps: Relative radii of the shifts, 0 for no shift.
+        attacks: Names of `ATTACKS`.
+        source: Normalize with "running" statistics, or with those of each "batch".
+        groups: With "batch": the number of equal groups that are normalized separately.
+        seed: Seed of the random attacks.
     """
     unknown = [name for name in attacks if name not in ATTACKS]
     if unknown:
@@ -93,34 +101,24 @@ def tolerance(
         raise BadInput("tolerance needs at least one batch of images, found none")
     for x, y in images:
         check_pairs(x, y)
-    first_x, first_y = images[0]
     rows = []
     for name in attacks:
         for radius in eps:
-            shifts = _shifts(ATTACKS[name], radius, model, first_x, first_y, source, groups, seed)
-            right = n = 0
+            attack = _attack(ATTACKS[name], radius, source)
+            shifts = attack(model, *images[0], seed=seed) if attack else None
+            correct = n = 0
             steering = norm.use(model, source=source, update=False, groups=groups, shift=shifts)
             with torch.no_grad(), guard(model, running=False), steering:
                 for x, y in images:
-                    right += int((~wrong(model(x), y)).sum())
+                    correct += int((~is_misclassified(model(x), y)).sum())
                     n += len(y)
             rows.append(
-                {"attack": name, "eps": radius, "groups": groups, "source": source, "accuracy": right / n}
+                {"attack": name, "eps": radius, "groups": groups, "source": source, "accuracy": correct / n}
             )
     return rows
 
 
-def _shifts(
-    kind: Callable[..., StatisticsAttack],
-    eps: float,
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    source: str,
-    groups: int,
-    seed: int,
-) -> dict[str, norm.Shift] | None:
+def _attack(kind: Callable[..., StatisticsAttack], eps: float, source: str) -> StatisticsAttack | None:
     if eps == 0:
         return None
-    attack = kind(eps, source=source, groups=groups) if kind is SignStep else kind(eps)
-    return attack(model, x, y, seed=seed)
+    return kind(eps, source=source) if kind is SignStep else kind(eps)
