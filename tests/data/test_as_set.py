@@ -174,7 +174,7 @@ class Pictures(Dataset):
     [
         (
             TensorDataset((PIXELS / 255 - 0.5) / 0.25, LABELS),
-            r"pixels in \[0, 1\].*leave out the normalisation",
+            r"pixels in \[0, 1\].*leave out the normalization",
         ),
         (TensorDataset(PIXELS.float(), LABELS), r"pixels in \[0, 1\], found 0 to 255; divide by 255"),
         (Pictures(), "cannot be put into a batch: one is a Image; let the dataset give tensors"),

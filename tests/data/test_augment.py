@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data import Loader, augmix
 from trimtab.data.augment import crop, flip, random_resized_crop
 from trimtab.data.sets import ImageSet, from_arrays
@@ -18,7 +18,7 @@ PIXELS = torch.randint(0, 256, (N, 7, 9, 3), dtype=torch.uint8, generator=torch.
 
 
 def draw(k: int, n: int = N) -> Tensor:
-    return draws.scalars(0, range(n), k)
+    return rng.scalars(0, range(n), k)
 
 
 def test_flip_mirrors_half_of_the_images() -> None:
@@ -128,10 +128,10 @@ def through_pillow(levels: Tensor, operation) -> Tensor:  # type: ignore[no-unty
     ("ours", "theirs"),
     [
         (lambda x: augmix.autocontrast(x, x), ImageOps.autocontrast),
-        (lambda x: augmix.equalise(x, x), ImageOps.equalize),
-        (lambda x: augmix.posterise(x, torch.full((len(x),), 0.1)), lambda i: ImageOps.posterize(i, 4)),
-        (lambda x: augmix.posterise(x, torch.full((len(x),), 0.3)), lambda i: ImageOps.posterize(i, 3)),
-        (lambda x: augmix.solarise(x, torch.full((len(x),), 0.25)), lambda i: ImageOps.solarize(i, 192)),
+        (lambda x: augmix.equalize(x, x), ImageOps.equalize),
+        (lambda x: augmix.posterize(x, torch.full((len(x),), 0.1)), lambda i: ImageOps.posterize(i, 4)),
+        (lambda x: augmix.posterize(x, torch.full((len(x),), 0.3)), lambda i: ImageOps.posterize(i, 3)),
+        (lambda x: augmix.solarize(x, torch.full((len(x),), 0.25)), lambda i: ImageOps.solarize(i, 192)),
     ],
 )
 def test_pointwise_operations_equal_pillows(levels: Tensor, ours, theirs) -> None:  # type: ignore[no-untyped-def]

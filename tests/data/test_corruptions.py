@@ -117,8 +117,8 @@ def test_glass_blur_moves_pixels_but_makes_no_new_ones_without_smoothing():
     y = corrupt(x, "glass_blur", 1)  # the published smoothing of 0.05 pixels does nothing
     assert not torch.equal(x, y)
     for before, after in zip(x, y, strict=True):
-        colours = {tuple(c) for c in before.flatten(1).T.tolist()}
-        assert {tuple(c) for c in after.flatten(1).T.tolist()} <= colours
+        colors = {tuple(c) for c in before.flatten(1).T.tolist()}
+        assert {tuple(c) for c in after.flatten(1).T.tolist()} <= colors
 
 
 @pytest.mark.parametrize("size", [32, 128])
@@ -154,7 +154,7 @@ def test_black_white_and_flat_images_survive(name):
     assert corrupt(x[:0], name).shape == (0, 3, 40, 40)
 
 
-def test_grey_images_are_not_changed_by_saturation():
+def test_gray_images_are_not_changed_by_saturation():
     x = as_tensor(photographs(32, 1))[:, :1]
     assert all(torch.equal(corrupt(x, "saturate", s), x) for s in SEVERITIES)
 
@@ -217,7 +217,7 @@ def test_writing_refuses_labels_that_do_not_fit(tmp_path):
         ({"x": torch.zeros(1, 3, 27, 32)}, "28 x 28"),
         ({"x": torch.zeros(1, 3, 32, 32, dtype=torch.int32)}, "floating point or uint8"),
         ({"x": torch.full((1, 3, 32, 32), 200.0)}, r"lie in \[0, 1\]"),
-        ({"x": torch.full((1, 3, 32, 32), -0.5)}, "normalisation"),
+        ({"x": torch.full((1, 3, 32, 32), -0.5)}, "normalization"),
         ({"x": torch.full((1, 3, 32, 32), float("nan"))}, r"lie in \[0, 1\]"),
         ({"severity": 2.5}, "severity must be"),
         ({"name": "frost", "frost_textures": "/nowhere"}, "no frost textures"),

@@ -97,7 +97,7 @@ def published_here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return server
 
 
-def test_a_fetched_set_has_its_images_and_the_training_images_normalisation(
+def test_a_fetched_set_has_its_images_and_the_training_images_normalization(
     published_here: Server, tmp_path: Path
 ) -> None:
     made = SmallCifar()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from trimtab.data import ImageSet, load
 from trimtab.data import folder as module
 from trimtab.data.folder import FolderSet, ahead, open_folder
 from trimtab.data.loader import Loader
-from trimtab.types import BadInput
+from trimtab.types import BadInput, InputSpec
 
+SQUARE = InputSpec((4, 4), crop_fraction=1.0)
 SIZES = [(300, 280), (260, 400), (257, 257), (512, 300)]
 
 
@@ -83,8 +85,8 @@ def test_streamed_and_held_sets_give_the_same_batches(tmp_path: Path) -> None:
 def test_streaming_decodes_only_a_few_batches_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_folder(fill(tmp_path, each=20), "pets")
     decoded: list[Path] = []
-    opened = module._opened
-    monkeypatch.setattr(module, "_opened", lambda path, *rest: (decoded.append(path), opened(path, *rest))[1])
+    opened = module.decode
+    monkeypatch.setattr(module, "decode", lambda path, *rest: (decoded.append(path), opened(path, *rest))[1])
     batches = images.batches(2)
     for _ in range(3):
         next(batches)
@@ -104,7 +106,7 @@ def test_what_is_computed_ahead_comes_in_order_and_its_errors_come_through() -> 
         next(results)
 
 
-def test_a_grey_folder_stays_grey(tmp_path: Path) -> None:
+def test_a_gray_folder_stays_gray(tmp_path: Path) -> None:
     images = load(f"folder:{fill(tmp_path, mode='L')}")
     assert images.spec.channels == 1
     assert next(images.batches(2)).x.shape == (2, 1, 6, 8)
@@ -122,7 +124,7 @@ def test_mixed_images_are_refused_and_a_size_makes_them_equal(tmp_path: Path) ->
 
 
 def test_transparent_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="8x6 RGBA; only grey"):
+    with pytest.raises(BadInput, match="8x6 RGBA; only gray"):
         load(f"folder:{fill(tmp_path, mode='RGBA')}")
 
 
@@ -212,11 +214,11 @@ def test_imagenet_c_is_taken_as_published(tmp_path: Path, group: str) -> None:
 
 def test_the_digest_sees_names_sizes_and_the_way_of_cropping(tmp_path: Path) -> None:
     fill(tmp_path, each=2)
-    digest = open_folder(tmp_path, "pets", size=4, resize=4).digest
-    assert open_folder(tmp_path, "other name", size=4, resize=4).digest == digest
-    assert open_folder(tmp_path, "pets", size=4, resize=6).digest != digest
+    digest = open_folder(tmp_path, "pets", spec=SQUARE).digest
+    assert open_folder(tmp_path, "other name", spec=SQUARE).digest == digest
+    assert open_folder(tmp_path, "pets", spec=replace(SQUARE, resize=6)).digest != digest
     (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / "5.png")
-    assert open_folder(tmp_path, "pets", size=4, resize=4).digest != digest
+    assert open_folder(tmp_path, "pets", spec=SQUARE).digest != digest
 
 
 def test_the_digest_tells_uncompressed_files_of_one_size_apart(tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_the_digest_tells_uncompressed_files_of_one_size_apart(tmp_path: Path) -
         place = tmp_path / str(level) / "cat"
         place.mkdir(parents=True)
         Image.new("RGB", (8, 8), (level,) * 3).save(place / "0.bmp")
-        found.append(open_folder(tmp_path / str(level), "pets", size=8, resize=8).digest)
+        found.append(open_folder(tmp_path / str(level), "pets", spec=SQUARE.at_size(8)).digest)
     assert found[0] != found[1]
 
 
@@ -235,7 +237,7 @@ def test_random_crops_are_of_the_whole_picture(tmp_path: Path) -> None:
     picture[:, :32, 0] = picture[:, 64:, 0] = 255
     (tmp_path / "cat").mkdir()
     Image.fromarray(picture).save(tmp_path / "cat" / "0.png")
-    images = open_folder(tmp_path, "pets", size=32, resize=32)
+    images = open_folder(tmp_path, "pets", spec=SQUARE.at_size(32))
     assert float(images.take(torch.tensor([0])).x[:, 0].max()) == 0
     loader = Loader(images, 1, augment=("random-resized-crop", "flip"), seed=0)
     seen = torch.stack([next(iter(loader.at(epoch))).x[0, 0].mean() for epoch in range(40)])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data import Batch, ImageSet, Loader, as_set
 from trimtab.data.sets import from_arrays
 from trimtab.types import BadInput
@@ -34,13 +34,13 @@ def ids_of(loader: Loader) -> list[int]:
 def test_scalars_are_the_keys_of_their_ids() -> None:
     """The number that a batch hashes is the one that each image's key gives alone."""
     ids = torch.tensor([0, 1, 2, 10**12])
-    alone = [(draws.key(7, int(i), 3) >> 11) * 2.0**-53 for i in ids]
-    assert draws.scalars(7, ids, 3).tolist() == alone
+    alone = [(rng.key(7, int(i), 3) >> 11) * 2.0**-53 for i in ids]
+    assert rng.scalars(7, ids, 3).tolist() == alone
 
 
 def test_scalars_are_uniform_and_independent_of_each_other() -> None:
     n = 100_000
-    first, draw, seed = (draws.scalars(s, range(n), d) for s, d in ((0, 0), (0, 1), (1, 0)))
+    first, draw, seed = (rng.scalars(s, range(n), d) for s, d in ((0, 0), (0, 1), (1, 0)))
     for values in (first, draw, seed):
         counts = torch.histc(values, 100, 0, 1)
         assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 161  # 99 degrees of freedom: 99.99 %

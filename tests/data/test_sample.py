@@ -26,7 +26,7 @@ def test_the_sample_is_at_most_five_megabytes() -> None:
     assert "Zalando" in (folder / "LICENSE").read_text()
 
 
-def test_its_normalisation_is_that_of_its_training_images() -> None:
+def test_its_normalization_is_that_of_its_training_images() -> None:
     assert moments(sample("train").images.permute(0, 2, 3, 1).split(1000)) == (SPEC.mean, SPEC.std)
     assert sample("test").spec == SPEC
 

@@ -8,7 +8,7 @@ import torch
 
 from trimtab.data.files import kind_of, read, save
 from trimtab.data.sets import from_arrays
-from trimtab.placed import _here, placed
+from trimtab.io import _here, atomic_write
 from trimtab.types import BadInput
 
 
@@ -37,7 +37,7 @@ def test_writing_to_a_mapped_set_does_not_change_its_file(tmp_path: Path) -> Non
 
 
 def write(target: Path, content: bytes, disk: str | None = None, fail: bool = False) -> None:
-    with placed(target) as part:
+    with atomic_write(target) as part:
         if disk:
             part.symlink_to(disk)
         part.write_bytes(content)
@@ -101,7 +101,7 @@ def test_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # stands for /dev/null, which root could do away with
     for place in (pipe, tmp_path):
-        with pytest.raises(BadInput, match="not a file that can be replaced"), placed(place):
+        with pytest.raises(BadInput, match="not a file that can be replaced"), atomic_write(place):
             pass
     assert pipe.is_fifo()
 
@@ -114,7 +114,7 @@ def test_two_writers_never_share_a_file_and_the_next_one_tidies_up(tmp_path: Pat
     dead, *others = (tmp_path / f".a[1].bin.{owner}.tmp" for owner in owners)
     for file in (dead, *others):
         file.write_text("half")
-    with placed(place) as part, placed(place) as again:
+    with atomic_write(place) as part, atomic_write(place) as again:
         assert part != again
         part.write_text("half")
         again.write_text("whole")

@@ -23,13 +23,13 @@ def small_network(classes: int) -> nn.Module:
 def trained(images: ImageSet, epochs: int = 4) -> nn.Module:
     torch.manual_seed(0)
     model = small_network(len(images.classes))
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     x, y, _ = images.take(torch.arange(len(images)))
     for _ in range(epochs):
         for part in torch.randperm(len(x)).split(64):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x[part] - 0.5), y[part]).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval()
 
 
@@ -103,8 +103,8 @@ def test_without_the_shape_the_faint_cue_is_the_nearest_pattern() -> None:
     assert torch.equal(scores.argmax(1), made.faint)
 
 
-def test_the_shape_shows_in_the_means_of_the_colours() -> None:
-    """Its classes are told by the mean colour alone, by more than any change within 8/255 can move it."""
+def test_the_shape_shows_in_the_means_of_the_colors() -> None:
+    """Its classes are told by the mean color alone, by more than any change within 8/255 can move it."""
     made = TwoCue(faint="nothing", classes=3)("test", 300)
     means = made.images.images.float().mean((2, 3)) / 255  # (N, 3): red, green or blue
     strongest = means.topk(2).values

@@ -80,7 +80,7 @@ def test_a_model_comes_back_as_wide_as_it_was_saved(tmp_path, width):
     assert_same(model, again)
     held, found = model.state_dict(), again.state_dict()
     assert all(held[key].dtype == found[key].dtype for key in held)
-    x = torch.rand(2, 3, 32, 32).to(model.normalise.mean)
+    x = torch.rand(2, 3, 32, 32).to(model.normalize.mean)
     assert torch.equal(again(x), model(x))
 
 
@@ -163,7 +163,7 @@ def test_branches_are_rebuilt_on_load(tmp_path):
     for branch in ("main", "adv", "style"):
         with norm.use(model, branch=branch), norm.use(again, branch=branch):
             assert torch.equal(model(x), again(x))
-    assert norm.plan(again.net) == norm.plan(model.net)
+    assert norm.branch_spec(again.net) == norm.branch_spec(model.net)
 
 
 def test_a_swapped_norm_is_part_of_the_architecture(tmp_path):
@@ -190,6 +190,10 @@ def test_the_description_is_readable_json(tmp_path):
         "channels": 3,
         "mean": [0.5, 0.4, 0.3],
         "std": [0.2, 0.3, 0.4],
+        "crop_fraction": None,
+        "interpolation": "bilinear",
+        "crop_mode": "center",
+        "resize": None,
     }
     assert described["provenance"]["trimtab"] == trimtab.__version__
 
@@ -286,7 +290,18 @@ FORMS = {
     "with a score": lambda state: {"best": torch.tensor(0.5), "state_dict": state, "epoch": 3},
     "ddp": lambda state: {"model": OrderedDict((f"module.{k}", v) for k, v in state.items())},
     "compiled": lambda state: {f"module._orig_mod.{k}": v for k, v in state.items()},
-}
+    "net": lambda state: {"net": {f"module.{k}": v for k, v in state.items()}, "acc": 93.1, "epoch": 3},
+    "averaged": lambda state: {"model_ema": state, "epoch": 3},
+    "robustness": lambda state: {
+        "model": {
+            **{f"module.{holder}.new_{name}": torch.rand(3, 1, 1)
+               for holder in ("normalizer", "attacker.normalize") for name in ("mean", "std")},
+            **{f"module.model.{k}": v for k, v in state.items()},
+            **{f"module.attacker.model.{k}": v for k, v in state.items()},
+        },
+        "epoch": 3,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -318,7 +333,7 @@ def test_torchvisions_metadata_serve_a_checkpoint_of_its_architecture(tmp_path):
     torch.save(made.net.state_dict(), tmp_path / "a.pth")
     again = load(f"file:{tmp_path}/a.pth@torchvision:resnet18", classes=4)
     assert_same(again, made)
-    assert again.spec == InputSpec((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert again.spec == InputSpec((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), resize=256)
 
 
 def test_a_model_saved_without_a_source_needs_to_be_told_how_to_build_it(tmp_path, monkeypatch):

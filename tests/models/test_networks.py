@@ -98,7 +98,7 @@ def test_vgg_has_three_convolutions_fewer_than_its_name_says():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_grey_images_of_28_pixels_go_through_every_network(name):
+def test_gray_images_of_28_pixels_go_through_every_network(name):
     spec = InputSpec((28, 28), 1, (0.3,), (0.35,))
     model = build(name, classes=7, input=spec, **SMALL[name])
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 7)
@@ -142,7 +142,7 @@ def test_fixup_scales_the_early_convolutions_by_the_papers_power_of_the_depth(na
     assert conv.weight.std().item() == pytest.approx(he * len(blocks) ** power, rel=0.05)
 
 
-def test_fixup_has_the_papers_scalars_and_nothing_that_normalises():
+def test_fixup_has_the_papers_scalars_and_nothing_that_normalizes():
     net = build("resnet20", norm="fixup").net
     blocks = 9
     assert sum(isinstance(m, Multiplier) for m in net.modules()) == blocks
@@ -156,14 +156,14 @@ def test_fixup_trains_from_its_start():
     model = small("resnet8", norm="fixup")
     y = torch.arange(12) % 3
     x = torch.rand(12, 3, 16, 16) * 0.2
-    x[torch.arange(12), y] += 0.8  # the class is a colour
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x[torch.arange(12), y] += 0.8  # the class is a color
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(30):
         loss = nn.functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(torch.tensor(3.0).log())  # all logits are zero
     assert losses[-1] < 0.1
@@ -230,7 +230,7 @@ def test_dropout_of_a_wide_resnet_is_active_in_training_only():
         ("vgg12", {}, "VGG has"),
         ("preact50", {}, "18 or 34"),
         ("lenet", {}, "no network 'lenet'"),
-        ("resnet8", {"norm": "bm"}, "no kind of normalisation"),
+        ("resnet8", {"norm": "bm"}, "no kind of normalization"),
         ("resnet8", {"activation": "gelu"}, "no activation"),
         ("resnet8", {"wdth": 3}, "no parameter 'wdth'"),
         ("vgg16", {"shortcut": False}, "no parameter 'shortcut'"),

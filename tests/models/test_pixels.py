@@ -1,4 +1,4 @@
-"""Pixel space: normalisation happens inside, once, and trouble with the input is said aloud."""
+"""Pixel space: normalization happens inside, once, and trouble with the input is said aloud."""
 
 import copy
 import re
@@ -17,7 +17,7 @@ PLAIN = InputSpec()
 
 
 class BrightOrDark(nn.Module):
-    """A classifier in closed form: class 1 if the mean of its (normalised) input is positive."""
+    """A classifier in closed form: class 1 if the mean of its (normalized) input is positive."""
 
     def forward(self, x):
         mean = x.mean((1, 2, 3))
@@ -32,7 +32,7 @@ def bright_and_dark(n=200):
     return x, (((x - mean) / std).mean((1, 2, 3)) > 0).long()
 
 
-def test_pixels_are_normalised_inside_once():
+def test_pixels_are_normalized_inside_once():
     net = build("resnet8").net.eval()
     x = torch.rand(2, 3, 32, 32)
     by_hand = (x - torch.tensor(IMAGENET.mean).view(3, 1, 1)) / torch.tensor(IMAGENET.std).view(3, 1, 1)
@@ -43,7 +43,7 @@ def test_pixels_are_normalised_inside_once():
 def test_constants_that_are_spread_over_an_image_give_the_same_numbers(form):
     model = Pixels(nn.Conv2d(3, 4, 3), IMAGENET)
     quick = copy.deepcopy(model)
-    quick.normalise.spread(6, 5)
+    quick.normalize.spread(6, 5)
     x = torch.rand(2, 3, 6, 5).to(memory_format=form).requires_grad_()
     assert torch.equal(quick(x), model(x))
     grads = [torch.autograd.grad(net(x).square().sum(), x)[0] for net in (quick, model)]
@@ -83,9 +83,9 @@ def test_wrapping_twice_is_wrapping_once():
 
 def test_what_timm_records_becomes_the_spec():
     net = timm.create_model("resnet10t", num_classes=3)
-    assert wrap(net).spec == InputSpec((176, 176), 3, IMAGENET.mean, IMAGENET.std)
-    grey = timm.create_model("resnet10t", num_classes=3, in_chans=1)  # the record is for three channels
-    assert wrap(grey).spec.mean == (0.0,)
+    assert wrap(net).spec == InputSpec((176, 176), 3, IMAGENET.mean, IMAGENET.std, 0.875, "bicubic")
+    gray = timm.create_model("resnet10t", num_classes=3, in_chans=1)  # the record is for three channels
+    assert wrap(gray).spec.mean == (0.0,)
 
 
 def test_a_network_without_a_record_takes_pixels_as_they_are():
@@ -106,8 +106,8 @@ def test_copies_and_moves_take_the_wrapper_along():
 
 def test_a_wrapper_lives_where_its_network_does():
     model = build("resnet8").double()
-    assert wrap(model, IMAGENET).normalise.mean.dtype == torch.float64
-    assert cut(model.to("meta"), "layer1")[0].normalise.mean.device.type == "meta"
+    assert wrap(model, IMAGENET).normalize.mean.dtype == torch.float64
+    assert cut(model.to("meta"), "layer1")[0].normalize.mean.device.type == "meta"
 
 
 def test_steering_and_compiling_see_through_the_wrapper():
@@ -161,7 +161,7 @@ def test_a_sound_model_and_sound_images_raise_nothing():
     ("spoil", "complaint"),
     [
         (lambda x: x * 255, "go up to"),
-        (lambda x: (x - 0.45) / 0.22, "leave normalising to the model"),
+        (lambda x: (x - 0.45) / 0.22, "leave normalizing to the model"),
         (lambda x: x / 255, "divided by 255 twice"),
         (lambda x: (x * 255).byte(), "uint8"),
         (lambda x: x[:, :1], "takes \\(N, 3, H, W\\)"),
@@ -183,28 +183,28 @@ def test_images_that_are_no_pixels_are_named(spoil, complaint):
     ],
     ids=["ours", "theirs", "nested"],
 )
-def test_a_network_that_normalises_inside_a_wrapper_that_does_is_named(net):
+def test_a_network_that_normalizes_inside_a_wrapper_that_does_is_named(net):
     x, _ = bright_and_dark(8)
     (sentence,) = check_input(Pixels(net, IMAGENET), x)
-    assert "second normalisation" in sentence
+    assert "second normalization" in sentence
     assert check_input(Pixels(net, PLAIN), x) == []
 
 
-def test_a_missing_normalisation_shows_in_the_accuracy():
+def test_a_missing_normalization_shows_in_the_accuracy():
     x, y = bright_and_dark()
     (sentence,) = check_input(Pixels(BrightOrDark(), PLAIN), x, y)
     assert "ImageNet" in sentence
-    assert "100%" in sentence
+    assert "100.0%" in sentence
 
 
-def test_a_hidden_double_normalisation_shows_in_the_accuracy():
+def test_a_hidden_double_normalization_shows_in_the_accuracy():
     class Hidden(BrightOrDark):
         def forward(self, x):
             return super().forward((x - 0.449) / 0.226)
 
     x, y = bright_and_dark()
     (sentence,) = check_input(Pixels(Hidden(), IMAGENET), x, y)
-    assert "no normalisation" in sentence
+    assert "normalized twice" in sentence
 
 
 def test_labels_beyond_the_classes_are_named():

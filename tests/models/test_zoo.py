@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from scipy.stats import binomtest
 
 import trimtab
 from trimtab import attacks, data, norm, train
+from trimtab.evaluate import Row
+from trimtab.evaluate.records import AttackRecord, NoiseRecord
 from trimtab.models import sources
 
 ROOT = Path(__file__).parents[2]
@@ -60,12 +63,18 @@ def test_a_card_agrees_with_itself(name):
     words = card["train"].split()
     shipped = words[2] if words[2] in train.shipped() else ROOT / words[2]
     assert train.read_recipe(shipped) == recipe  # the command trains what the run did
-    states = list(dict.fromkeys(row["state"] for row in card["scores"]))
-    for state, found in zip(states, card["confirmed"].values(), strict=True):
-        rows = {row["condition"]: row for row in card["scores"] if row["state"] == state}
-        assert rows["clean"]["correct"] == found["clean"]
-        (pgd,) = [row for condition, row in rows.items() if condition.startswith("PGD-20")]
-        assert pgd["correct"] <= found["trimtab"]  # any iterate counts there, the last one here
+    scores = TypeAdapter(list[Row]).validate_python(card["scores"])
+    modes = list(dict.fromkeys(row.bn_mode for row in scores))
+    for mode, found in zip(modes, card["confirmed"].values(), strict=True):
+        rows = [row for row in scores if row.bn_mode == mode]
+        assert [row.condition for row in rows if row.kind == "noise"] == [NoiseRecord(0.1, clip=False)]
+        (clean,) = (row for row in rows if row.kind == "clean")
+        assert clean.correct == found["clean"]
+        (pgd,) = (
+            row for row in rows if isinstance(row.condition, AttackRecord) and row.condition.steps == 20
+        )
+        assert pgd.iterate == "early stopping"
+        assert pgd.correct <= found["trimtab"]  # early stopping there, the last iterate here
         assert abs(found["trimtab"] - found["foolbox"]) <= 0.02 * found["n"]
 
 
@@ -76,7 +85,7 @@ def test_pgd_and_foolbox_leave_the_same_share_standing(name, branch):
     model = on(trimtab.load(f"zoo:{name}"), branch).eval()
     x, y, ids = data.load("sample", "test").take(torch.arange(200))
     eps, steps = 8 / 255, 20
-    ours = right(model, attacks.PGD(attacks.Linf(eps), steps, score="last")(model, x, y, ids=ids), y)
+    ours = right(model, attacks.PGD(attacks.Linf(eps), steps, early_stop=False)(model, x, y, ids=ids), y)
     torch.manual_seed(1)
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
     attack = foolbox.attacks.LinfPGD(abs_stepsize=2.5 * eps / steps, steps=steps, random_start=True)
@@ -125,7 +134,10 @@ def test_the_script_puts_a_run_into_the_zoo(tmp_path, monkeypatch, capsys):
     card = card_of("tiny")
     assert "recipe.yaml" in card["train"]
     assert "--eps 4/255" in card["evaluate"]
-    assert {row["state"] for row in card["scores"]} == {"running", "branch adv"}
+    assert [row["bn_mode"] for row in card["scores"]] == [
+        *[{"kind": "running"}] * 4,
+        *[{"kind": "branch", "name": "adv"}] * 4,
+    ]
     assert "samples" in {
         flag["name"] for flag in card["flags"]
     }  # 24 images are too few, and the card says so

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data.load import load
 from trimtab.data.sets import (
     Batch,
@@ -40,13 +40,16 @@ from trimtab.data.sets import (
 from trimtab.types import BadInput, InputSpec
 
 
-def as_set(source: Any, name: str | None = None) -> Images:
-    """A set passes as it is; a name is loaded; a DataLoader, a dataset, (images, labels) or any iterable of
-    (images, labels) batches is adapted."""
-    if isinstance(source, Images):
-        return source
+def as_set(source: Any, name: str | None = None, input: InputSpec | None = None) -> Images:
+    """Adapt whatever holds images: a set, a name, a DataLoader, a dataset, (images, labels), or any iterable
+    of (images, labels) batches.
+
+    Image files are resized and cropped as `input` records, unless the set was loaded for another.
+    """
     if isinstance(source, str):
-        return load(source)
+        return load(source, input=input)
+    if isinstance(source, Images):
+        return source if input is None else source.prepared_for(input)
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         source = DataLoader(source)
     if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
@@ -163,7 +166,7 @@ class Drawn(Dataset):
     seed: int = 0
 
     def __getitem__(self, index: int) -> Any:
-        with _chance(draws.key(self.seed, index)):
+        with _chance(rng.key(self.seed, index)):
             return self.dataset[index]
 
 

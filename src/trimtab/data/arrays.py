@@ -42,7 +42,7 @@ CLEAN = {
         tuple(map(str, range(100))),
     ),
 }
-"""Normalisation and classes of the sets that were corrupted."""
+"""Normalization and classes of the sets that were corrupted."""
 
 
 def npz(path: str | Path, split: str) -> ImageSet:

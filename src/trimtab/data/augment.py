@@ -14,7 +14,7 @@ strength.
     cutmix:1                  a box of one image in another (Yun et al. 2019)
 
 mixup and cutmix come last and give soft labels; their value is the a of Beta(a, a). As in their papers one
-weight (and one box) is drawn per batch; an image's partner is its neighbour in the shuffled batch. With both,
+weight (and one box) is drawn per batch; an image's partner is its neighbor in the shuffled batch. With both,
 each batch gets one of them.
 """
 

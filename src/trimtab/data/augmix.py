@@ -4,8 +4,8 @@ Hendrycks et al. (2020), algorithm 1 (without its consistency loss, which is an 
 
     x' = m x + (1 - m) sum_i w_i chain_i(x),   w ~ Dirichlet(1, 1, 1),   m ~ uniform
 
-Each of the three chains is one to three operations out of nine: autocontrast, equalise, posterise,
-solarise, rotate, shear in x or y, shift in x or y. An operation's level is uniform in 0.1..severity (3), of
+Each of the three chains is one to three operations out of nine: autocontrast, equalize, posterize,
+solarize, rotate, shear in x or y, shift in x or y. An operation's level is uniform in 0.1..severity (3), of
 10. Those that are also corruptions (brightness, contrast, ...) are left out, as in the paper.
 
 A batch is worked on at once: in each step the images that drew the same operation are gathered, changed and
@@ -43,7 +43,7 @@ def augmix(x: Tensor, severity: float, draw: Callable[[int], Tensor]) -> Tensor:
         number = torch.where(step < depth.flatten().floor(), (len(OPERATIONS) * choice).long(), -1)
         chains = operate(chains, number, level, torch.where(sign < 0.5, -level, level))
     weights = -torch.log(1 - drawn(CHAINS))
-    weights = weights / weights.sum(0)  # exponential numbers, normalised, are Dirichlet(1, 1, 1)
+    weights = weights / weights.sum(0)  # exponential numbers, normalized, are Dirichlet(1, 1, 1)
     mixed = torch.einsum("kn,kn...->n...", weights, chains.view(CHAINS, *x.shape))
     return torch.lerp(mixed, levels, drawn(1)[0][:, None, None, None]) / 255
 
@@ -71,7 +71,7 @@ def autocontrast(levels: Tensor, _: Tensor) -> Tensor:
     return torch.where(high > low, stretched.to(levels.dtype), levels)
 
 
-def equalise(levels: Tensor, _: Tensor) -> Tensor:
+def equalize(levels: Tensor, _: Tensor) -> Tensor:
     """Give each channel a flat histogram."""
     flat = levels.flatten(2).long()  # (N, C, H W)
     seen = torch.zeros(*flat.shape[:2], 256, dtype=torch.long).scatter_add_(2, flat, torch.ones_like(flat))
@@ -83,13 +83,13 @@ def equalise(levels: Tensor, _: Tensor) -> Tensor:
     return table.gather(2, flat).view(levels.shape).to(levels.dtype)
 
 
-def posterise(levels: Tensor, level: Tensor) -> Tensor:
+def posterize(levels: Tensor, level: Tensor) -> Tensor:
     """Keep the upper bits: four, or fewer at higher levels."""
     cell = 2.0 ** (4 + (4 * level).floor())[:, None, None, None]
     return (levels / cell).floor() * cell
 
 
-def solarise(levels: Tensor, level: Tensor) -> Tensor:
+def solarize(levels: Tensor, level: Tensor) -> Tensor:
     """Invert what is brighter than a threshold."""
     threshold = 256 - (256 * level).floor()
     return torch.where(levels < threshold[:, None, None, None], levels, 255 - levels)
@@ -127,5 +127,5 @@ def resample(x: Tensor, maps: Tensor, padding: str) -> Tensor:
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
 
 
-POINTWISE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (autocontrast, equalise, posterise, solarise)
+POINTWISE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (autocontrast, equalize, posterize, solarize)
 OPERATIONS = (*POINTWISE, "rotate", "shear x", "shear y", "shift x", "shift y")

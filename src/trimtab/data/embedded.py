@@ -1,9 +1,9 @@
 """The embedded sample: 10,000 Fashion-MNIST images, so that everything runs offline at once.
 
 800 training images of each of ten classes, evenly spaced through the original training set, and 200 test
-images of each from the original test set, in their original order, 28x28, grey. They lie in two PNG
+images of each from the original test set, in their original order, 28x28, gray. They lie in two PNG
 mosaics, 100 images to a row, that anyone can look at; the labels are the digits in each file's `labels`
-text. Fashion-MNIST is copyright 2017 Zalando SE, MIT licence: see sample/LICENSE.
+text. Fashion-MNIST is copyright 2017 Zalando SE, MIT license: see sample/LICENSE.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _place(name: str, home: Path, split: Split, part: Part) -> None:
     if split.name == "train":
         mean, std = moments(pixels.split(1000))
         spec = InputSpec((pixels.shape[1], pixels.shape[2]), pixels.shape[3], mean, std)
-    else:  # a set has one normalisation: that of its training images
+    else:  # a set has one normalization: that of its training images
         spec = read(home / "train.safetensors").spec
     images = ImageSet(pixels.permute(0, 3, 1, 2), torch.from_numpy(split.labels), split.classes, name, spec)
     found = f"{len(images)} images with digest {images.digest[:12]}"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trimtab.data.sets import ImageSet
-from trimtab.placed import placed
+from trimtab.io import atomic_write
 from trimtab.types import BadInput, InputSpec
 
 _ABOUT = "trimtab"
@@ -55,7 +55,7 @@ def save(images: ImageSet, path: str | Path) -> None:
         "std": images.spec.std,
     }
     about["seal"] = _seal(images.digest, about)
-    with placed(Path(path)) as part:
+    with atomic_write(Path(path)) as part:
         # One entry: safetensors writes several in an order that changes from process to process.
         save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
 

@@ -1,11 +1,11 @@
 """Image folders, one subfolder per class, decoded from disk as they are needed.
 
-Memory is bounded by the batches in flight, so ImageNet streams. The shorter side is resized and the centre
-cut out as torchvision's `Resize` and `CenterCrop` do (the usual evaluation of ImageNet: 256, then 224);
-without a size all images must have the same size and mode, and are taken as they are.
+Memory is bounded by the batches in flight, so ImageNet streams. How a file becomes pixels is in the set's
+`InputSpec`: resized and cropped as recorded with a network, or, without a crop fraction, taken as it is, and
+then all images must have the same size and mode.
 
 Classes take turns: any stretch of the set holds each of them in proportion, so that its first images (an
-evaluation's limit, a batch to adapt on) and its last ones (held out to validate) stand for all.
+evaluation's limit, a batch to adapt on) and its last ones (held out to validate) represent all.
 """
 
 from __future__ import annotations
@@ -25,19 +25,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trimtab.data.files import FORMATS, UNREADABLE, kind_of
+from trimtab.data.pictures import MODES, Form, decode, form, prepare, stretch
 from trimtab.data.sets import Batch, Images, ImageSet, Which, in_turns, moments, positions_of, spans
 from trimtab.types import BadInput, InputSpec
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 UNCOMPRESSED = (".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 WORKERS = min(32, 2 * (os.cpu_count() or 1))
-LONGEST = 65_536
-"""Pixels of the longer side after resizing; beyond lies what is no picture."""
-MODES = {"L": 1, "RGB": 3}
-"""What pixels may be, and their channels."""
-DEEP = ("I", "F")
-"""How modes begin whose levels go beyond 255, where Pillow's conversion cuts them off."""
 
 T = TypeVar("T")
 
@@ -54,20 +48,19 @@ class FolderSet(Images):
     name: str
     spec: InputSpec
     ids: Tensor
-    resize: int | None = None
-    """Length the shorter side is brought to before the centre is cut out; None leaves it."""
 
     def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         with ThreadPoolExecutor(WORKERS) as pool:
-            pixels = list(pool.map(self._decode, positions.tolist()))
+            pixels = list(pool.map(self._prepare, positions.tolist()))
         return torch.from_numpy(np.stack(pixels)), self.labels.index_select(0, positions)
 
     def cropped(self, positions: Tensor, boxes: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """As `raw`, of a part of each whole picture, stretched; `boxes` gives them, as shares, by W / H."""
+        """As `raw`, of a part of each whole picture, resized; `boxes` gives it in fractions from W / H."""
         with ThreadPoolExecutor(WORKERS) as pool:
-            found = list(pool.map(self._open, positions.tolist()))
-            shapes = torch.tensor([image.width / image.height for image in found], dtype=torch.float64)
-            pixels = list(pool.map(self._stretched, found, boxes(shapes).tolist()))
+            images = list(pool.map(self._decode, positions.tolist()))
+            aspects = torch.tensor([image.width / image.height for image in images], dtype=torch.float64)
+            cut = partial(stretch, spec=self.spec)
+            pixels = list(pool.map(lambda image, box: cut(image, box=box), images, boxes(aspects).tolist()))
         return torch.from_numpy(np.stack(pixels)), self.labels.index_select(0, positions)
 
     def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
@@ -76,7 +69,7 @@ class FolderSet(Images):
     def subset(self, which: Which) -> FolderSet:
         keep = positions_of(which, len(self))
         files = tuple(self.files[i] for i in keep.tolist())
-        return replace(self, files=files, labels=self.labels[keep], ids=self.ids[keep])
+        return self.reopens(replace(self, files=files, labels=self.labels[keep], ids=self.ids[keep]))
 
     @cached_property
     def digest(self) -> str:
@@ -84,7 +77,7 @@ class FolderSet(Images):
 
         Uncompressed files are of one size whatever they show, so they are read.
         """
-        content = hashlib.sha256(f"{self.spec.size} {self.spec.channels} {self.resize}".encode())
+        content = hashlib.sha256(f"{self.spec.size} {self.spec.channels} {_preparation(self.spec)}".encode())
         for file in self.files:
             path = self.root / file
             content.update(
@@ -101,45 +94,26 @@ class FolderSet(Images):
         pixels, labels = self.raw(torch.arange(len(self)))
         return ImageSet(pixels.permute(0, 3, 1, 2), labels, self.classes, self.name, self.spec, self.ids)
 
-    def _open(self, position: int) -> Image.Image:
-        return _opened(self.root / self.files[position], "L" if self.spec.channels == 1 else "RGB")
+    def _decode(self, position: int) -> Image.Image:
+        return decode(self.root / self.files[position], self.spec.channels)
 
-    def _decode(self, position: int) -> np.ndarray:
-        """(H, W, C) uint8: the middle of the picture."""
-        path, image, (height, width) = self.root / self.files[position], self._open(position), self.spec.size
-        if self.resize is not None:
-            short = min(image.size)
-            sides = [int(self.resize * side / short) for side in image.size]
-            if max(sides) > LONGEST:
-                raise BadInput(f"{path} is too narrow to be resized: it would become {sides[0]}x{sides[1]}")
-            image = image.resize(sides, Image.Resampling.BILINEAR)
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        if left < 0 or top < 0 or (self.resize is None and (left or top)):
-            raise BadInput(f"{path} is {image.width}x{image.height}, expected {width}x{height}")
-        return self._array(image.crop((left, top, left + width, top + height)))
+    def _prepare(self, position: int) -> np.ndarray:
+        return prepare(self._decode(position), self.spec, self.root / self.files[position])
 
-    def _stretched(self, image: Image.Image, box: Sequence[float]) -> np.ndarray:
-        """(H, W, C) uint8: the part of the picture in a box of shares (left, top, width, height)."""
-        left, top, across, down = (share * side for share, side in zip(box, 2 * image.size, strict=True))
-        (height, width), way = self.spec.size, Image.Resampling.BILINEAR
-        return self._array(image.resize((width, height), way, (left, top, left + across, top + down)))
 
-    def _array(self, image: Image.Image) -> np.ndarray:
-        return np.array(image).reshape(*self.spec.size, self.spec.channels)
+def _preparation(spec: InputSpec) -> str:
+    """What of the preparation tells digests apart; plain bilinear center crops by their size alone."""
+    how = f" {spec.interpolation} {spec.crop_mode}"
+    return f"{spec.resized and min(spec.resized)}{'' if how == ' bilinear center' else how}"
 
 
 def open_folder(
-    root: Path,
-    name: str,
-    classes: Sequence[str] | None = None,
-    size: int | None = None,
-    resize: int | None = None,
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    root: Path, name: str, classes: Sequence[str] | None = None, spec: InputSpec | None = None
 ) -> FolderSet:
     """The images below `root` (class/.../image); labels count in `classes`, or in the sorted class folders.
 
-    With a `size` they become RGB of that size, else they must agree in size and mode. Mean and deviation are
-    those of at most a thousand of the images, evenly spaced, unless given.
+    Without a `spec` they must agree in size and mode, and are taken as they are. Mean and std are those of at
+    most a thousand of the images, evenly spaced, unless `spec` has them.
     """
     listed, of_class = list_images(root)
     order = in_turns(of_class)
@@ -151,20 +125,18 @@ def open_folder(
         )
     index = {one: number for number, one in enumerate(classes)}
     labels = torch.tensor([index[folder] for folder in folders])
-    if size is None:
+    if spec is None:
         (width, height), mode = common_form(root, files)
-        spec = _blank((height, width), MODES[mode])
-    else:
-        spec = _blank((size, size), 3)
+        spec = InputSpec((height, width), MODES[mode])
     name, *shown = (
         os.fsencode(one).decode("utf-8", "replace") for one in (name, *classes)
     )  # or it is no text
-    ids = torch.arange(len(files))
-    images = FolderSet(root, tuple(files), labels, tuple(shown), name, spec, ids, resize)
-    if normalisation is None:
-        few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()
-        normalisation = moments(images.raw(part)[0] for part in few.split(100))
-    return replace(images, spec=replace(spec, mean=normalisation[0], std=normalisation[1]))
+    images = FolderSet(root, tuple(files), labels, tuple(shown), name, spec, torch.arange(len(files)))
+    if any(spec.mean):
+        return images
+    few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()
+    mean, std = moments(images.raw(part)[0] for part in few.split(100))
+    return replace(images, spec=replace(spec, mean=mean, std=std))
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
@@ -200,25 +172,19 @@ def _below(place: Path, named: Path, above: tuple[str, ...] = ()) -> Iterator[st
                 yield str(named / entry.name)
 
 
-def common_form(root: Path, files: Sequence[str]) -> tuple[tuple[int, int], str]:
+def common_form(root: Path, files: Sequence[str]) -> Form:
     """The (width, height) and mode that all files share, by their headers."""
-
-    def form(file: str) -> tuple[tuple[int, int], str]:
-        with _seen(root / file) as image:
-            _refuse_deep(root / file, image)
-            return image.size, image.mode
-
     with ThreadPoolExecutor(WORKERS) as pool:
-        forms = list(pool.map(form, files))
-    for file, found in zip(files, forms, strict=True):
-        if found != forms[0]:
+        forms = list(pool.map(lambda file: form(root / file), files))
+    for file, other in zip(files, forms, strict=True):
+        if other != forms[0]:
             raise BadInput(
-                f"the images in {root} are of mixed size or mode: {files[0]} is {_say(forms[0])}, {file} is "
-                f"{_say(found)}; write folder:PATH@SIZE to bring all to RGB of one size"
+                f"the images in {root} are of mixed size or mode: {files[0]} is {_text(forms[0])}, {file} is "
+                f"{_text(other)}; write folder:PATH@SIZE to bring all to RGB of one size"
             )
     if forms[0][1] not in MODES:
         raise BadInput(
-            f"the images in {root} are {_say(forms[0])}; only grey (L) and RGB are taken as they are, write "
+            f"the images in {root} are {_text(forms[0])}; only gray (L) and RGB are taken as they are, write "
             "folder:PATH@SIZE to bring all to RGB of one size"
         )
     return forms[0]
@@ -239,34 +205,5 @@ def ahead(calls: Iterable[Callable[[], T]], depth: int = 2) -> Iterator[T]:
         pool.shutdown(cancel_futures=True)
 
 
-def _refuse_deep(path: Path, image: Image.Image) -> None:
-    if image.mode.startswith(DEEP):
-        raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")
-
-
-def _opened(path: Path, mode: str) -> Image.Image:
-    """The whole picture, decoded."""
-    with _seen(path) as image:
-        _refuse_deep(path, image)
-        try:
-            return image.convert(mode)
-        except UNREADABLE:
-            raise BadInput(f"{path} is damaged or cut short: it cannot be decoded") from None
-
-
-def _seen(path: Path) -> Image.Image:
-    """The picture's size and mode; its pixels are read when they are asked for."""
-    try:
-        return Image.open(path, formats=FORMATS)
-    except Image.DecompressionBombError:
-        raise BadInput(f"{path} says it has more pixels than any photograph; remove it") from None
-    except UNREADABLE:
-        raise BadInput(f"{path} is not a readable image: it is {kind_of(path)}") from None
-
-
-def _blank(size: tuple[int, int], channels: int) -> InputSpec:
-    return InputSpec(size, channels, (0.0,) * channels, (1.0,) * channels)
-
-
-def _say(form: tuple[tuple[int, int], str]) -> str:
+def _text(form: Form) -> str:
     return f"{form[0][0]}x{form[0][1]} {form[1]}"

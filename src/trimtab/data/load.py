@@ -11,7 +11,11 @@
     file:PATH                               a set that `data.save` wrote
 
 A folder is split by its subfolders train and test (or val); one without them is the same for every split.
-`folder:PATH@SIZE` and `imagenet:PATH@SIZE` resize the images and cut out their centre.
+
+`load(name, input=model.spec)` resizes and crops image files as the network records, whatever the name of the
+set; `folder:PATH@SIZE` and `imagenet:PATH@SIZE` ask for another size. For a network without a record,
+`imagenet:` means 256 pixels and a center crop of 224 (or of SIZE, with the same crop fraction),
+`folder:PATH@SIZE` a center crop as high or wide as the picture, and `folder:PATH` the images as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -29,14 +34,15 @@ from trimtab.data.files import read
 from trimtab.data.folder import FolderSet, list_images, open_folder
 from trimtab.data.sets import Images
 from trimtab.data.two_cue import TwoCue
-from trimtab.types import BadInput
+from trimtab.types import BadInput, InputSpec
 
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")
 """What a split's folder may be called."""
 IN_MEMORY = 2**30
 """An image folder of no more bytes than this, decoded, is held in memory."""
 LARGEST_SIDE = 4096
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = InputSpec((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_fraction=0.875)
+"""What networks for ImageNet usually expect."""
 
 NAMES = (
     *("sample", "two-cue", *PUBLISHED),
@@ -45,15 +51,29 @@ NAMES = (
 )
 
 
-def load(name: str, split: str = "test", root: str | Path | None = None, decoded: bool = True) -> Images:
-    """The set that a name means; `root` is where fetched sets lie.
+def load(
+    name: str,
+    split: str = "test",
+    root: str | Path | None = None,
+    decoded: bool = True,
+    input: InputSpec | None = None,
+) -> Images:
+    """Load the set that a name means.
 
-    A small image folder is `decoded` into memory, each picture cut to its size; else its files are read when
-    they are needed, and augmentation sees whole pictures.
+    Args:
+        name: What the module's table lists.
+        split: train or test.
+        root: Folder of the fetched sets.
+        decoded: Whether a small image folder is decoded into memory, each picture cropped to its size; else
+            its files are read when they are needed, and augmentation works on whole pictures.
+        input: What the network expects: files are resized and cropped as it records. Without it (or without
+            a record) the name decides, and `prepared_for` can still do it later.
     """
     if "\0" in name + split:
         raise BadInput(f"no data set is called {name!r}: it holds a null byte")
+    recorded = input if input is not None and input.crop_fraction is not None else None
     kind, colon, rest = name.partition(":")
+    images: Images
     match kind:
         case "sample" if not colon:
             return sample(split)
@@ -62,9 +82,9 @@ def load(name: str, split: str = "test", root: str | Path | None = None, decoded
         case _ if kind in PUBLISHED and not colon:
             return fetched(kind, split, root)
         case "folder" if rest:
-            return _folder(*_sized(rest), split, decoded)
+            images = _folder(*_sized(rest), split, decoded, recorded)
         case "imagenet" if rest:
-            return _imagenet(*_sized(rest), split)
+            images = _imagenet(*_sized(rest), split, recorded or IMAGENET)
         case "imagenet-c" if rest:
             return _imagenet_c(*_corrupted(rest))
         case _ if kind in CLEAN and rest:
@@ -73,7 +93,11 @@ def load(name: str, split: str = "test", root: str | Path | None = None, decoded
             return npz(rest, split)
         case "file" if rest:
             return read(rest)
-    raise BadInput(f"no data set is called {name!r}; there are {', '.join(NAMES)}")
+        case _:
+            raise BadInput(f"no data set is called {name!r}; there are {', '.join(NAMES)}")
+    if recorded is None:
+        object.__setattr__(images, "reopen", partial(load, name, split, root, decoded))
+    return images
 
 
 def _two_cue(cue: str) -> TwoCue:
@@ -83,24 +107,25 @@ def _two_cue(cue: str) -> TwoCue:
     return made[cue]
 
 
-def _folder(path: Path, size: int | None, split: str, decoded: bool) -> Images:
+def _folder(path: Path, size: int | None, split: str, decoded: bool, recorded: InputSpec | None) -> Images:
     root = _split_of(path, split, TEST)
     # Where there are training images, theirs are the classes, even if the test images show only some of them.
     train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
     classes = None if train == root else sorted(set(list_images(train)[1]))
-    images = open_folder(root, path.resolve().name, classes, size, resize=size)
+    spec = recorded or (InputSpec(crop_fraction=1.0) if size else None)
+    spec = spec.at_size(size) if spec and size else spec
+    images = open_folder(root, path.resolve().name, classes, spec)
     bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
     return images.in_memory() if decoded and bytes_needed <= IN_MEMORY else images
 
 
-def _imagenet(path: Path, size: int | None, split: str) -> FolderSet:
+def _imagenet(path: Path, size: int | None, split: str, spec: InputSpec) -> FolderSet:
     root = _split_of(
         path, split, ("val", "validation", "test")
     )  # the images in its test folder have no labels
     wnids = _wnids()
     folders = tuple(map(str, range(1000))) if (root / "0").is_dir() else wnids  # ImageNet-V2 numbers them
-    size = size or 224
-    images = open_folder(root, path.resolve().name, folders, size, round(size * 256 / 224), IMAGENET)
+    images = open_folder(root, path.resolve().name, folders, spec.at_size(size) if size else spec)
     return replace(images, classes=wnids)
 
 
@@ -108,7 +133,8 @@ def _imagenet_c(folder: Path, corruption: str, severity: int) -> FolderSet:
     # unpacked as it is published, in groups (noise, blur, ...), or without them; 224x224, taken as it is
     places = [folder / corruption / str(severity), *sorted(folder.glob(f"*/{corruption}/{severity}"))]
     root = next((place for place in places if place.is_dir()), places[0])
-    return open_folder(root, f"imagenet-c {corruption} {severity}", _wnids(), 224, None, IMAGENET)
+    spec = replace(IMAGENET, crop_fraction=None)
+    return open_folder(root, f"imagenet-c {corruption} {severity}", _wnids(), spec)
 
 
 def _split_of(path: Path, split: str, test: tuple[str, ...]) -> Path:

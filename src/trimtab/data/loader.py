@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data.adapters import DataLoaderSet
 from trimtab.data.augment import PAIRS, RESIZED_CROP, SINGLE, boxes, parsed
 from trimtab.data.folder import FolderSet, ahead
@@ -72,12 +72,12 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.images)
-        key = draws.key(_ORDER, self.epoch)
-        order = draws.permutation(n, self.seed, key) if self.shuffle else torch.arange(n)
+        key = rng.key(_ORDER, self.epoch)
+        order = rng.permutation(n, self.seed, key) if self.shuffle else torch.arange(n)
         batches = range(self.start, len(self))
         parts = [self._part(order[batch * self.batch_size :][: self.batch_size]) for batch in batches]
         if isinstance(self.images, DataLoaderSet):
-            streamed = self.images.streamed(parts, draws.key(self.seed, self.epoch))
+            streamed = self.images.streamed(parts, rng.key(self.seed, self.epoch))
             return (self._batch(*one) for one in zip(batches, parts, map(_known, streamed), strict=True))
         reads = (partial(self._read, positions) for positions in parts)
         calls = (partial(self._batch, *one) for one in zip(batches, parts, reads, strict=True))
@@ -115,13 +115,13 @@ class Loader:
         return Batch(x, y, ids)
 
     def _scalars(self, ids: Tensor, place: int, draw: int) -> Tensor:
-        return draws.scalars(self.seed, ids, draws.key(_SINGLE, self.epoch, place, draw))
+        return rng.scalars(self.seed, ids, rng.key(_SINGLE, self.epoch, place, draw))
 
     def _mixed(
         self, x: Tensor, y: Tensor, pairs: list[tuple[str, float]], batch: int
     ) -> tuple[Tensor, Tensor]:
         """Each image with the one that follows it; the last of x is only a partner."""
-        generator = np.random.default_rng(draws.key(self.seed, self.epoch, batch, _PAIRS))
+        generator = np.random.default_rng(rng.key(self.seed, self.epoch, batch, _PAIRS))
         name, alpha = pairs[generator.integers(len(pairs))]
         x, weight = PAIRS[name][0](x[:-1], x[1:], generator.beta(alpha, alpha), generator)
         labels = F.one_hot(y, len(self.images.classes)).float()

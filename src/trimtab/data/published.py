@@ -2,7 +2,7 @@
 
 Each decoder takes a file as its publisher (or a mirror) gives it and yields the splits, train first. CIFAR is
 read from its binary version: the Python version holds pickles, which are never opened. Tiny-ImageNet's
-labelled validation images are its test split; grey images in it become RGB, as is usual.
+labeled validation images are its test split; gray images in it become RGB, as is usual.
 """
 
 from __future__ import annotations

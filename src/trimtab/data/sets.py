@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from trimtab.types import BadInput, InputSpec
 MOST_CLASSES = 1_000_000
 """Where classes are only counted: a label of this size is no class, but some other number."""
 Which: TypeAlias = slice | Sequence[int] | Tensor
+T = TypeVar("T", bound="Images")
 
 
 class Batch(NamedTuple):
@@ -53,6 +54,8 @@ class Images(ABC):
     classes: tuple[str, ...]
     name: str
     spec: InputSpec
+    reopen: Callable[..., Images] | None = None
+    """Opens the whole set again for an `input=`, if it was loaded from files without one."""
 
     @abstractmethod
     def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +72,21 @@ class Images(ABC):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def prepared_for(self, spec: InputSpec) -> Images:
+        """The same images, files among them resized and cropped as a network's `InputSpec` records.
+
+        Arrays, and files whose preparation was decided when they were loaded, stay as they are.
+        """
+        if self.reopen is None or spec.crop_fraction is None:
+            return self
+        whole = self.reopen(input=spec)
+        return whole if torch.equal(whole.ids, self.ids) else whole.subset(self.ids)
+
+    def reopens(self, other: T) -> T:
+        """`other`, a part or another form of this set, with this set's way of opening it again."""
+        object.__setattr__(other, "reopen", self.reopen)
+        return other
 
     def take(self, positions: Tensor) -> Batch:
         """The batch of these positions."""
@@ -106,7 +124,8 @@ class ImageSet(Images):
     def subset(self, which: Which) -> ImageSet:
         contiguous = isinstance(which, slice) and which.step in (None, 1)  # then it is a view
         keep = which if contiguous else positions_of(which, len(self))
-        return replace(self, images=self.images[keep], labels=self.labels[keep], ids=self.ids[keep])
+        part = replace(self, images=self.images[keep], labels=self.labels[keep], ids=self.ids[keep])
+        return self.reopens(part)
 
     @cached_property
     def digest(self) -> str:
@@ -181,7 +200,7 @@ def moments(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ..
         count += len(flat)
     mean = total / count
     std = np.sqrt(np.maximum(square / count - mean**2, 0))
-    # A channel that never changes has nothing to normalise: it is only centred.
+    # A channel that never changes has nothing to normalize: it is only centered.
     return tuple(np.round(mean, 5).tolist()), tuple(np.where(std < 1e-5, 1.0, np.round(std, 5)).tolist())
 
 
@@ -216,7 +235,7 @@ def check_images(images: Tensor, name: str = "images") -> None:
     low, high = map(float, images.aminmax())
     if not (low >= 0 and high <= 1):
         scaled = low >= 0 and high > 2
-        what = "divide by 255" if scaled else "leave out the normalisation, it happens inside the model"
+        what = "divide by 255" if scaled else "leave out the normalization, it happens inside the model"
         raise BadInput(f"{name} must have pixels in [0, 1], found {low:.3g} to {high:.3g}; {what}")
 
 

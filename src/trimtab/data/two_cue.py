@@ -2,10 +2,10 @@
 
 Each image carries two cues, and each can be read alone:
 
-- the **robust cue**: a large shape whose form and colour belong to a class, at a random place, of random
-  size and brightness, on a grey ground with noise. No change within 8/255 makes one colour or form another.
+- the **robust cue**: a large shape whose form and color belong to a class, at a random place, of random
+  size and brightness, on a gray ground with noise. No change within 8/255 makes one color or form another.
 - the **faint cue**: stripes or a chequerboard, one pixel wide, of +-`amplitude` levels of 255 (4 unless
-  given), in one of four mixtures of colour signs, the same in each image of a class. A shift or a mirror
+  given), in one of four mixtures of color signs, the same in each image of a class. A shift or a mirror
   image changes only its sign, so convolutions can read it.
 
 Adding `pattern[j] - pattern[i]` turns the faint cue of class i into that of class j exactly and changes no
@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.types import BadInput
 
@@ -78,12 +78,12 @@ class TwoCue:
         if split not in ("train", "test"):
             raise BadInput(f"the two-cue set has no split {split!r}; it has train and test")
         count = count or {"train": 8000, "test": 2000}[split]
-        seed, ids = draws.key(self.seed, split == "test"), torch.arange(count)
+        seed, ids = rng.key(self.seed, split == "test"), torch.arange(count)
         labels = _class(seed, ids, _LABEL, self.classes)
         robust = self._shown(self.robust, labels, _class(seed, ids, _ROBUST, self.classes))
         faint = self._shown(self.faint, labels, _class(seed, ids, _FAINT, self.classes))
         scene = shapes(robust, self.classes, self.size, seed, ids)  # (N, 3, S, S), levels
-        scene += self.noise * draws.normal(scene, seed, ids.tolist(), _NOISE)
+        scene += self.noise * rng.normal(scene, seed, ids.tolist(), _NOISE)
         base = scene.round().clamp(self.amplitude, 255 - self.amplitude)
         pattern = patterns(self.size)[faint] * (faint >= 0)[:, None, None, None]
         seen = (base + self.amplitude * pattern).to(torch.uint8)
@@ -109,10 +109,10 @@ def patterns(size: int) -> Tensor:
 
 
 def shapes(shown: Tensor, classes: int, size: int, seed: int, ids: Tensor) -> Tensor:
-    """Levels of 255: a disc, square, diamond or cross in the colour of its class on a grey ground."""
+    """Levels of 255: a disc, square, diamond or cross in the color of its class on a gray ground."""
 
     def drawn(draw: int, low: float, high: float) -> Tensor:
-        return (low + (high - low) * draws.scalars(seed, ids, draw).float())[:, None, None]
+        return (low + (high - low) * rng.scalars(seed, ids, draw).float())[:, None, None]
 
     radius = size * drawn(_RADIUS, 0.25, 0.34)
     steps = torch.arange(size, dtype=torch.float32) + 0.5
@@ -125,11 +125,11 @@ def shapes(shown: Tensor, classes: int, size: int, seed: int, ids: Tensor) -> Te
     )
     inside = forms[shown % 4, torch.arange(len(shown))] & (shown >= 0)[:, None, None]  # (N, S, S)
     hues = torch.tensor([colorsys.hsv_to_rgb(k / classes, 1.0, 1.0) for k in range(classes)])
-    colour = 255 * drawn(_VALUE, 0.7, 0.9) * hues[shown.clamp(min=0)][:, None]  # (N, 1, 3)
+    color = 255 * drawn(_VALUE, 0.7, 0.9) * hues[shown.clamp(min=0)][:, None]  # (N, 1, 3)
     ground = 255 * drawn(_GROUND, 0.35, 0.55)
-    pixels = torch.where(inside[..., None], colour[:, None], ground[..., None])  # (N, S, S, 3)
+    pixels = torch.where(inside[..., None], color[:, None], ground[..., None])  # (N, S, S, 3)
     return pixels.permute(0, 3, 1, 2).contiguous()
 
 
 def _class(seed: int, ids: Tensor, draw: int, classes: int) -> Tensor:
-    return (draws.scalars(seed, ids, draw) * classes).long()
+    return (rng.scalars(seed, ids, draw) * classes).long()

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trimtab import norm
+from trimtab.models.cut import drop_norm
 from trimtab.models.networks import build
 from trimtab.models.pixels import Origin, Pixels, wrap
 from trimtab.types import BadInput, InputSpec
@@ -30,6 +31,7 @@ def architecture(
     """The network `scheme:name` with an origin that remembers how it was made; `weights` are fetched."""
     arguments = dict(arguments)
     kind = arguments.pop("norm", None) if scheme != "net" else None
+    dropped = arguments.pop("drop_norm", None)
     if classes is not None and (not isinstance(classes, int) or classes < 1):
         raise BadInput(f"classes must be a whole number from 1 on, found {classes!r}")
     model = MAKERS[scheme](name, classes, weights, arguments)
@@ -38,7 +40,10 @@ def architecture(
         norm.swap(model.net, kind)
         given["norm"] = kind
     provenance = {"weights": f"{scheme}:{name}+{weights}"} if weights else {}
-    return model.described(origin=Origin(f"{scheme}:{name}", given, provenance))
+    made = model.described(origin=Origin(f"{scheme}:{name}", given, provenance))
+    if dropped is not None:
+        drop_norm(made, str(dropped).split(";"))
+    return made
 
 
 def _net(name: str, classes: int | None, weights: str | None, arguments: dict[str, Any]) -> Pixels:
@@ -84,8 +89,15 @@ def _torchvision(name: str, classes: int | None, weights: str | None, arguments:
     if weights:  # a file must say so
         arguments |= {key: getattr(net, key) for key in _DECIDED_BY_WEIGHTS if hasattr(net, key)}
     recorded = chosen.transforms()
-    (size,) = recorded.crop_size
-    spec = InputSpec((size, size), 3, tuple(recorded.mean), tuple(recorded.std))
+    (size,), (resize,) = recorded.crop_size, recorded.resize_size
+    spec = InputSpec(
+        (size, size),
+        3,
+        tuple(recorded.mean),
+        tuple(recorded.std),
+        interpolation=recorded.interpolation.value,
+        resize=resize,
+    )
     return Pixels(net, spec, labels if weights else None)
 
 

@@ -19,13 +19,16 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab.copies import untouched
+from trimtab import norm
+from trimtab._clone import restored_attributes
+from trimtab._mode import restored_modes
 from trimtab.models.pixels import Pixels
 from trimtab.types import BadInput
 
@@ -58,6 +61,30 @@ def penultimate(model: nn.Module) -> nn.Module:
             feature = step.all_input_nodes[0]
             return traced.front(traced.index[feature], [feature])
     raise BadInput(f"{type(model).__name__} has no linear layer, so there is no feature before it")
+
+
+def drop_norm(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Replace the batch-norm layers of these names by nothing, in place, and return the model.
+
+    A `Pixels` records it, so that it is saved and read back so. A layer that was dropped before is skipped.
+    """
+    pixels = model if isinstance(model, Pixels) else None
+    net = model if pixels is None else pixels.net
+    names = [name.removeprefix("net.") if pixels is not None else name for name in names]
+    modules = dict(net.named_modules())
+    present = [name for name in names if not _dropped(modules.get(name))]
+    norm.swap(net, "none", only=present)
+    if pixels is not None and pixels.origin is not None and present:
+        before = str(pixels.origin.arguments.get("drop_norm", ""))
+        dropped = ";".join(dict.fromkeys([*filter(None, before.split(";")), *present]))
+        arguments = {**pixels.origin.arguments, "drop_norm": dropped}
+        pixels.origin = replace(pixels.origin, arguments=arguments)
+    return model
+
+
+def _dropped(module: nn.Module | None) -> bool:
+    """Whether `norm.swap` left nothing here, or nothing but the activation of a fused layer."""
+    return isinstance(next(iter(module), None) if isinstance(module, nn.Sequential) else module, nn.Identity)
 
 
 class _Tracer(fx.Tracer):
@@ -145,7 +172,7 @@ class _Traced:
         return self._module(graph, "Tail")
 
     def _module(self, graph: fx.Graph, name: str) -> nn.Module:
-        with untouched(self.net):
+        with restored_attributes(self.net):
             vars(self.net).update(self.constants)
             part = fx.GraphModule(self.net, graph, name)
         if self.only_mode is not None:
@@ -155,7 +182,7 @@ class _Traced:
 
 def _trace(tracer: _Tracer, net: nn.Module) -> fx.Graph:
     try:
-        with untouched(net):
+        with restored_attributes(net):
             graph = tracer.trace(net)
             read = {str(step.target) for step in graph.nodes if step.op == "get_attr"}
             tracer.constants = {name: value for name, value in vars(net).items() if name in read}
@@ -169,12 +196,8 @@ def same_in_both_modes(net: nn.Module) -> bool:
     """Whether the steps are the same in training as in evaluation (layers look at their own mode)."""
     if isinstance(net, Pixels):
         return same_in_both_modes(net.net)
-    modes = {module: module.training for module in net.modules()}
-    try:
+    with restored_modes(net):
         return str(_trace(_Tracer(), net.train())) == str(_trace(_Tracer(), net.eval()))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _require_mode(mode: bool, part: nn.Module, inputs: Any) -> None:

@@ -17,7 +17,6 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from torch import Tensor, nn
 
 import trimtab
 from trimtab import norm
+from trimtab.io import atomic_write
 from trimtab.models.pixels import Pixels, wrap
 from trimtab.norm.steering import innermost
-from trimtab.placed import placed
-from trimtab.types import BadInput, InputSpec
+from trimtab.types import BadInput
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = 1
@@ -88,9 +87,9 @@ def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "source": origin and origin.source,
         "arguments": dict(origin.arguments) if origin else {},
-        "input": asdict(model.spec),
+        "input": model.spec.to_json(),
         "classes": model.classes,
-        "branches": norm.plan(model.net),
+        "branches": norm.branch_spec(model.net),
         "provenance": {**(origin.provenance if origin else {}), **provenance, **made_with},
         **_frozen_on(model),
     }
@@ -107,9 +106,9 @@ def _place(folder: Path, described: str, weights: bytes) -> None:
     """Write both files, the weights renamed last: each is the old one or the new one."""
     new = not folder.exists()
     try:
-        with placed(folder / WEIGHTS) as last:
+        with atomic_write(folder / WEIGHTS) as last:
             last.write_bytes(weights)
-            with placed(folder / DESCRIPTION) as first:
+            with atomic_write(folder / DESCRIPTION) as first:
                 first.write_text(described + "\n", encoding="utf-8")
     finally:
         if new:
@@ -205,18 +204,6 @@ def _description(file: Path, text: str) -> dict[str, Any]:
     return described
 
 
-def spec_in(described: Mapping[str, Any]) -> InputSpec:
-    given = described["input"]
-    try:
-        (height, width), channels = map(int, given["size"]), int(given["channels"])
-        mean, std = (tuple(map(float, given[key])) for key in ("mean", "std"))
-        if min(height, width, channels) < 1:
-            raise ValueError
-        return InputSpec((height, width), channels, mean, std)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise BadInput(f"a saved model describes an input that cannot be: {given}") from None
-
-
 _OLD_FORMAT = b"\x80\x02\x8a\n" + 0x1950A86A20F9469CFC6C.to_bytes(10, "little") + b"."
 """How files of torch before 1.6 begin: a pickled magic number."""
 
@@ -243,7 +230,7 @@ def _read_torch(file: Path, head: bytes) -> Any:
         raise (objects if "TorchScript" in str(error) else damaged) from None
 
 
-_HOMES = ("state_dict", "model_state_dict", "model", "net", "weights")
+_HOMES = ("state_dict", "model_state_dict", "model", "net", "weights", "model_ema", "state_dict_ema")
 """Where training scripts put the state dict inside their checkpoints."""
 
 
@@ -262,7 +249,14 @@ def _state_in(loaded: Any, file: Path) -> State:
 
 
 def without_prefix(state: State, wanted: Mapping[str, Tensor]) -> State:
-    """Drop what wrappers (DDP's `module.`, `_orig_mod.`, `model.`) put in front of every key."""
+    """Drop what wrappers (DDP's `module.`, `_orig_mod.`, `model.`) put in front of every key.
+
+    MadryLab's robustness keeps the network twice, again below `attacker.`, and its mean and std below
+    `normalizer.`: both are left out.
+    """
+    bare = {key.removeprefix("module."): value for key, value in state.items()}
+    if any(key.startswith("attacker.") for key in bare):
+        state = {k: v for k, v in bare.items() if not k.startswith(("attacker.", "normalizer."))}
     while state and not state.keys() & wanted.keys():
         prefix = next(iter(state)).partition(".")[0] + "."
         if not all(key.startswith(prefix) and key != prefix for key in state):

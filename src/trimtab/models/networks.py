@@ -43,7 +43,7 @@ def build(
 
     `classes` is their number or their names. `input` is what it will see (size, channels, mean, std);
     else pixels are taken as they are, at the size the network is meant for. The other arguments are the
-    network's own: norm, width, activation, shortcut, channels, ...
+    network's own: norm, width, activation, shortcut, channels, init, ...
     """
     maker, size = _find(name)
     if input is not None and arguments.setdefault("channels", input.channels) != input.channels:
@@ -53,7 +53,7 @@ def build(
     _require_known(name, maker, arguments)
     net = maker(**arguments)
     channels = arguments.get("channels", 3)
-    spec = input or InputSpec(size, channels, (0.0,) * channels, (1.0,) * channels)
+    spec = input or InputSpec(size, channels)
     names = None if classes is None or isinstance(classes, int) else classes
     return Pixels(net, spec, names, Origin(f"net:{name}", arguments))
 

@@ -9,8 +9,7 @@ So eps, sigma and every other size is in pixels, whoever trained the network. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,7 @@ class Origin:
     """Where the weights come from; free for whoever trained them."""
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         self.mean: Tensor
@@ -58,7 +57,7 @@ class Normalise(nn.Module):
 
 
 class Pixels(nn.Module):
-    """A network that takes pixels in [0, 1] and normalises them itself."""
+    """A network that takes pixels in [0, 1] and normalizes them itself."""
 
     net: nn.Module
 
@@ -71,7 +70,7 @@ class Pixels(nn.Module):
     ):
         super().__init__()
         like = next(net.parameters(), torch.zeros(()))
-        self.normalise = Normalise(spec.mean, spec.std).to(like.device, like.dtype)
+        self.normalize = Normalize(spec.mean, spec.std).to(like.device, like.dtype)
         self.net = net
         self.spec = spec
         self.classes = None if classes is None else tuple(classes)
@@ -81,7 +80,7 @@ class Pixels(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, Tensor):  # a tracer's stand-in has no shape to check
             _require_pixels(x, self.spec)
-        return self.net(self.normalise(x))
+        return self.net(self.normalize(x))
 
     @property
     def recorded(self) -> bool:
@@ -131,31 +130,29 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
 
 def plain_spec(channels: int) -> InputSpec:
     """Pixels as they are."""
-    return InputSpec(channels=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """All of the model in eval mode, without gradients; then each module in its own mode again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    return InputSpec(channels=channels)
 
 
 def recorded_spec(net: nn.Module) -> InputSpec | None:
-    """The InputSpec in timm's record of a network (`pretrained_cfg`), if it has one that fits."""
+    """Read the InputSpec from timm's record of a network (`pretrained_cfg`), if it has one that fits.
+
+    Image files are resized and cropped as `timm.data.resolve_data_config` says.
+    """
     record = getattr(net, "pretrained_cfg", None)
     if not isinstance(record, Mapping) or not {"mean", "std", "input_size"} <= record.keys():
         return None
     channels, height, width = record["input_size"]
     if channels_of(net) not in (None, channels):
         return None
-    return InputSpec((height, width), channels, tuple(record["mean"]), tuple(record["std"]))
+    return InputSpec(
+        (height, width),
+        channels,
+        tuple(record["mean"]),
+        tuple(record["std"]),
+        crop_fraction=record.get("crop_pct") or 0.875,
+        interpolation=record.get("interpolation") or "bicubic",
+        crop_mode=record.get("crop_mode") or "center",
+    )
 
 
 def channels_of(net: nn.Module) -> int | None:

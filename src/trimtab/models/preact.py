@@ -3,7 +3,7 @@
     block:  y = conv(act(norm(conv(act(norm(x)))))) + x
 
 Where the shape changes the shortcut is a projection of the activated input. A norm and an activation
-end the network. APART's experiments use a public variant of PreAct-ResNet-18 that normalises behind the
+end the network. APART's experiments use a public variant of PreAct-ResNet-18 that normalizes behind the
 first convolution instead and leaves the end as it is; ours is the paper's.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from trimtab.models.style import Style, chain, he_init, stack
+from trimtab.models.style import Style, chain, stack
 from trimtab.types import BadInput
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -28,12 +28,14 @@ def preact_resnet(
     norm: str = "bn",
     activation: str = "relu",
     shortcut: bool = True,
+    init: str | None = None,
 ) -> nn.Sequential:
     """PreAct-ResNet-18 and 34 with a CIFAR stem."""
     if depth not in BLOCKS:
         raise BadInput(f"a pre-activation ResNet has {' or '.join(map(str, BLOCKS))} layers, found {depth}")
     widths = [width * 2**stage for stage in range(4)]
-    return assemble(BLOCKS[depth], width, widths, classes, channels, Style(norm, activation, shortcut))
+    style = Style(norm, activation, shortcut, init=init)
+    return assemble(BLOCKS[depth], width, widths, classes, channels, style)
 
 
 def assemble(
@@ -49,23 +51,23 @@ def assemble(
     net = chain(
         conv1=style.conv(channels, width, 3),
         **stack(blocks, width, widths, partial(PreActBlock, style=style, dropout=dropout)),
-        bn=style.normalise(widths[-1]),
+        bn=style.normalize(widths[-1]),
         act=style.activate(),
         avgpool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         fc=style.classify(widths[-1], classes),
     )
-    he_init(net)
+    style.initialize(net)
     return net
 
 
 class PreActBlock(nn.Module):
     def __init__(self, incoming: int, outgoing: int, stride: int, style: Style, dropout: float):
         super().__init__()
-        self.bn1 = style.normalise(incoming)
+        self.bn1 = style.normalize(incoming)
         self.act1 = style.activate()
         self.conv1 = style.conv(incoming, outgoing, 3, stride)
-        self.bn2 = style.normalise(outgoing)
+        self.bn2 = style.normalize(outgoing)
         self.act2 = style.activate()
         self.dropout = nn.Dropout(dropout)
         self.conv2 = style.conv(outgoing, outgoing, 3)

@@ -19,14 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trimtab.layout import LaidOut
-from trimtab.models.style import Style, chain, fixup_init, he_init, stack
+from trimtab.models.style import Style, chain, fixup_init, stack
 from trimtab.types import BadInput
 
 BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -41,12 +38,13 @@ def thin_resnet(
     norm: str = "bn",
     activation: str = "relu",
     shortcut: bool = True,
+    init: str | None = None,
 ) -> nn.Sequential:
     """The CIFAR family: ResNet-8, 20, 32, 44, 56, 110, ..."""
     n, rest = divmod(depth - 2, 6)
     if n < 1 or rest:
         raise BadInput(f"a thin ResNet has 6n+2 layers (8, 14, 20, ...), found {depth}")
-    style = Style(norm, activation, shortcut, fixup_allowed=True)
+    style = Style(norm, activation, shortcut, fixup_allowed=True, init=init)
     return _assemble(Basic, (n, n, n), classes, channels, width, style, "cifar", projections=False)
 
 
@@ -58,12 +56,13 @@ def resnet(
     norm: str = "bn",
     activation: str = "relu",
     shortcut: bool = True,
+    init: str | None = None,
     stem: str = "imagenet",
 ) -> nn.Sequential:
     """Four stages: basic blocks for 18 and 34 layers, bottlenecks from 50 on, to any depth 3n+2."""
     block = Basic if depth in BASIC else Bottleneck
     blocks = BASIC.get(depth) or BOTTLENECK.get(depth) or _deep(depth)
-    style = Style(norm, activation, shortcut, fixup_allowed=True)
+    style = Style(norm, activation, shortcut, fixup_allowed=True, init=init)
     return _assemble(block, blocks, classes, channels, width, style, stem, projections=True)
 
 
@@ -95,7 +94,7 @@ def _assemble(
     widths = [width * block.expansion * 2**stage for stage in range(len(blocks))]
     net = chain(
         conv1=first,
-        bn1=style.normalise(width),
+        bn1=style.normalize(width),
         act=style.activate(),
         **pool,
         **stack(blocks, width, widths, partial(block, style=style, projections=projections)),
@@ -103,7 +102,7 @@ def _assemble(
         flatten=nn.Flatten(),
         fc=style.classify(widths[-1], classes),
     )
-    he_init(net)
+    style.initialize(net)
     if style.fixup:
         fixup_init(net, block)
     return net
@@ -115,10 +114,10 @@ class Basic(nn.Module):
     def __init__(self, incoming: int, outgoing: int, stride: int, style: Style, projections: bool):
         super().__init__()
         self.conv1 = style.conv(incoming, outgoing, 3, stride)
-        self.bn1 = style.normalise(outgoing)
+        self.bn1 = style.normalize(outgoing)
         self.act1 = style.activate()
         self.conv2 = style.conv(outgoing, outgoing, 3)
-        self.bn2 = style.normalise(outgoing, ends_branch=True)
+        self.bn2 = style.normalize(outgoing, ends_branch=True)
         self.downsample = _shortcut(incoming, outgoing, stride, style, projections)
         self.act2 = style.activate()
 
@@ -137,13 +136,13 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner = outgoing // self.expansion
         self.conv1 = style.conv(incoming, inner, 1)
-        self.bn1 = style.normalise(inner)
+        self.bn1 = style.normalize(inner)
         self.act1 = style.activate()
         self.conv2 = style.conv(inner, inner, 3, stride)
-        self.bn2 = style.normalise(inner)
+        self.bn2 = style.normalize(inner)
         self.act2 = style.activate()
         self.conv3 = style.conv(inner, outgoing, 1)
-        self.bn3 = style.normalise(outgoing, ends_branch=True)
+        self.bn3 = style.normalize(outgoing, ends_branch=True)
         self.downsample = _shortcut(incoming, outgoing, stride, style, projections)
         self.act3 = style.activate()
 
@@ -165,7 +164,7 @@ def _shortcut(incoming: int, outgoing: int, stride: int, style: Style, projectio
     if not projections:
         return Padded(stride, outgoing - incoming)
     projection = style.conv(incoming, outgoing, 1, stride)
-    return projection if style.fixup else nn.Sequential(projection, style.normalise(outgoing))
+    return projection if style.fixup else nn.Sequential(projection, style.normalize(outgoing))
 
 
 class Padded(nn.Module):
@@ -176,40 +175,5 @@ class Padded(nn.Module):
         self.stride, self.extra = stride, extra
 
     def forward(self, x: Tensor) -> Tensor:
-        return thinned(x, self.stride, self.extra)
-
-
-@fx.wrap  # one node for tracers, which cannot look into it
-def thinned(x: Tensor, stride: int, extra: int) -> Tensor:
-    """x[:, :, ::stride, ::stride] between `extra` channels of zeros, with a gradient laid out as x is.
-
-    The gradient of a slice is always channels-first. Where it meets channels-last features, every operation
-    around the shortcut becomes several times slower.
-    """
-    if torch.compiler.is_compiling():  # which settles layouts itself
-        return _thinned(x, stride, extra)
-    kept: Tensor = _Thinned.apply(x, stride, extra)
-    return kept
-
-
-def _thinned(x: Tensor, stride: int, extra: int) -> Tensor:
-    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, extra // 2, extra - extra // 2))
-
-
-class _Thinned(LaidOut):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, stride: int, extra: int) -> Tensor:
-        last = x.is_contiguous(memory_format=torch.channels_last)
-        ctx.form = torch.channels_last if last else torch.contiguous_format
-        ctx.shape, ctx.stride = x.shape, stride
-        ctx.kept = slice(extra // 2, extra // 2 + x.shape[1])
-        return _thinned(x, stride, extra)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form).zero_()
-        whole[:, :, :: ctx.stride, :: ctx.stride] = grad[:, ctx.kept]
-        return whole, None, None
-
-
-thinned.function = _Thinned  # type: ignore[attr-defined]
+        before, after = self.extra // 2, self.extra - self.extra // 2
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, after))

@@ -32,10 +32,12 @@ import torch
 from torch import nn
 
 from trimtab import norm
+from trimtab._mode import evaluation_mode
 from trimtab.models import files
 from trimtab.models.architectures import MAKERS, architecture
+from trimtab.models.layouts import renamed
 from trimtab.models.networks import EXAMPLES
-from trimtab.models.pixels import Pixels, channels_of, evaluating, wrap
+from trimtab.models.pixels import Pixels, channels_of, wrap
 from trimtab.types import BadInput, InputSpec
 
 SCHEMES = ("zoo", "file", *MAKERS)
@@ -177,7 +179,7 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
     # A sketch without memory first: a description can ask for any size, the weights say what is really there.
     with torch.device("meta") if plan.scheme == "net" else nullcontext(), _describable(path, described):
         model = built(classes)
-    state = files.without_prefix(state, model.net.state_dict())
+    state = renamed(files.without_prefix(state, model.net.state_dict()), model.net.state_dict(), plan.name)
     found = files.classes_in(state, model.net.state_dict())
     _require_classes(str(path), found, classes)
     files.require_fit(model.net, state, str(path), but_classes=found is not None)
@@ -190,7 +192,7 @@ def _stored(path: Path, stated: Source | None) -> Pixels:
         origin = replace(model.origin, provenance={"weights": f"file:{path}"})
         return model.described(origin=origin)
     origin = replace(model.origin, provenance=described["provenance"])
-    model = Pixels(model.net, files.spec_in(described), described["classes"], origin)
+    model = Pixels(model.net, InputSpec.from_json(described["input"]), described["classes"], origin)
     if "statistics" in described:
         model.provenance = described["statistics"]
     return model
@@ -238,7 +240,7 @@ def _outputs(model: Pixels) -> int | None:
         return None  # its first batch decides its size for good
     weight = next(model.parameters(), torch.zeros(0))
     image = torch.full((1, model.spec.channels, *model.spec.size), 0.5).to(weight)
-    with evaluating(model):
+    with evaluation_mode(model), torch.no_grad():
         try:
             return int(model(image).shape[1])
         except Exception:  # a network of the user's own may want another size, and says so in its own way

@@ -1,12 +1,12 @@
-"""What the blocks of one network have in common: normalisation, activation, shortcuts.
+"""What the blocks of one network have in common: normalization, activation, shortcuts.
 
 The papers vary exactly these, all else equal, so they are one value that every block is built from.
 
-Fixup (Zhang, Dauphin, Ma 2019) trains residual networks without normalisation. In a network with L
+Fixup (Zhang, Dauphin, Ma 2019) trains residual networks without normalization. In a network with L
 residual branches of m convolutions each,
   - the last convolution of every branch, and the classifier, start at zero;
-  - the other convolutions of a branch start at He's deviation times L^(-1/(2m-2));
-  - a scalar bias stands before every convolution, activation and the classifier, and one scalar
+  - the other convolutions of a branch start at He's std times L^(-1/(2m-2));
+  - a scalar bias precedes every convolution, activation and the classifier, and one scalar
     multiplier ends every branch.
 Ours gives a convolution on a shortcut a bias of its own, by the paper's rule; the authors' code shares
 that of the branch's first convolution.
@@ -36,25 +36,37 @@ class Style:
     shortcut: bool = True
     """Whether residual blocks add what came in."""
     fixup_allowed: bool = False
+    init: str | None = None
+    """he (normal, by fan-out) or torch (its own default). If None, torch where there is no norm, else he:
+    without a norm the sum of residual branches that start from he grows until training diverges."""
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
-            raise BadInput(f"{self.activation!r} is no activation; take one of {', '.join(ACTIVATIONS)}")
+            raise BadInput(f"{self.activation!r} is no activation; choose one of {', '.join(ACTIVATIONS)}")
         if self.fixup and not self.fixup_allowed:
             raise BadInput("fixup is defined for ResNets; take one, or another norm for this network")
+        if self.init not in (None, "he", "torch"):
+            raise BadInput(f"there is no initialization {self.init!r}; choose he or torch")
+        if self.fixup and self.init == "torch":
+            raise BadInput("fixup starts from he; leave init out, or take another norm")
         if not self.fixup:
-            norm.make(self.norm, 1)  # refuses what is no kind
+            norm.make(self.norm, 1)  # refuses unknown kinds
 
     @property
     def fixup(self) -> bool:
         return self.norm == "fixup"
+
+    def initialize(self, net: nn.Module) -> None:
+        """Draw the weights of a whole network; torch's own are there since its layers were made."""
+        if (self.init or ("torch" if self.norm == "none" else "he")) == "he":
+            he_init(net)
 
     def conv(self, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> nn.Module:
         """A convolution that keeps the size (up to its stride). Norms carry the biases."""
         conv = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2, bias=False)
         return nn.Sequential(Bias(), conv) if self.fixup else conv
 
-    def normalise(self, channels: int, ends_branch: bool = False) -> nn.Module:
+    def normalize(self, channels: int, ends_branch: bool = False) -> nn.Module:
         if self.fixup:
             return nn.Sequential(Multiplier(), Bias()) if ends_branch else Bias()
         return norm.make(self.norm, channels)
@@ -69,7 +81,7 @@ class Style:
 
 
 class Bias(nn.Module):
-    """Adds one learnt number."""
+    """Add one learned number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +92,7 @@ class Bias(nn.Module):
 
 
 class Multiplier(nn.Module):
-    """Multiplies by one learnt number."""
+    """Multiply by one learned number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +124,7 @@ def chain(**steps: nn.Module) -> nn.Sequential:
 
 @torch.no_grad()
 def he_init(net: nn.Module) -> None:
-    """He's normal initialisation of all convolutions, by fan-out; linear layers keep torch's own."""
+    """Apply He's normal initialization to all convolutions, by fan-out; linear layers keep torch's own."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -23,11 +23,12 @@ def wide_resnet(
     activation: str = "relu",
     shortcut: bool = True,
     dropout: float = 0.0,
+    init: str | None = None,
 ) -> nn.Sequential:
     """WRN-40-2, 28-10, ...; `width` is what `factor` multiplies."""
     n, rest = divmod(depth - 4, 6)
     if n < 1 or rest or factor < 1:
         raise BadInput(f"a wide ResNet has 6n+4 layers (16, 28, 40, ...), found {depth} with factor {factor}")
     widths = [width * factor * 2**stage for stage in range(3)]
-    style = Style(norm, activation, shortcut)
+    style = Style(norm, activation, shortcut, init=init)
     return assemble((n, n, n), width, widths, classes, channels, style, dropout)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data.corruptions import blur, digital, noise, weather
 from trimtab.data.corruptions.filters import Chance
 from trimtab.data.corruptions.spatter import spatter
@@ -61,11 +61,11 @@ def corrupt(
     """
     _check(x, name, severity, table)
     severity = int(severity)
-    listed = draws.ids_of(x, ids)
+    listed = rng.ids_of(x, ids)
     height, width = x.shape[2:]
     constants = TABLES[table or table_for(height, width)][name][severity - 1]
     extra = {"textures": str(frost_textures)} if name == "frost" and frost_textures is not None else {}
-    stream = draws.key(*name.encode(), severity)
+    stream = rng.key(*name.encode(), severity)
     out = torch.empty_like(x)
     step = max(1, AT_ONCE // (x.shape[1] * height * width))
     for start in range(0, len(x), step):
@@ -106,7 +106,7 @@ def _levels(x: Tensor) -> Tensor:
     if not (low >= 0 and high <= 255):  # also true of NaN
         raise BadInput(
             f"images to corrupt must lie in [0, 1], found {low / 255:g} to {high / 255:g}; "
-            "divide 8-bit images by 255, and leave normalisation to the model"
+            "divide 8-bit images by 255, and leave normalization to the model"
         )
     return levels
 

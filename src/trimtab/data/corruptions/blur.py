@@ -80,7 +80,7 @@ def glass_blur(x: Tensor, chance: Chance, sigma: float, reach: float, rounds: fl
 def scatter_pixels(x: Tensor, dy: Tensor, dx: Tensor, reach: int) -> Tensor:
     """Every inner pixel (h, w) becomes (h + dy, w + dx), one after the other from the last to the first.
 
-    The published code means to swap the two pixels; on a colour image NumPy's views turn the swap into this
+    The published code means to swap the two pixels; on a color image NumPy's views turn the swap into this
     copy, which is what the published sets contain. A pixel copied from a later one thus gets what that one
     has become, so the result is a chain of references; all chains are followed at once, by doubling.
     Offsets (N, H, W) lie in [-reach, reach).

@@ -21,7 +21,7 @@ def contrast(x: Tensor, chance: Chance, factor: float) -> Tensor:
 
 
 def brightness(x: Tensor, chance: Chance, amount: float) -> Tensor:
-    """The value of HSV is raised, hue and saturation stay: channels are scaled alike, black turns grey."""
+    """The value of HSV is raised, hue and saturation stay: channels are scaled alike, black turns gray."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + 255 * amount).clamp_(max=255)
     return torch.where(value > 0, x * (raised / value), raised)
@@ -30,7 +30,7 @@ def brightness(x: Tensor, chance: Chance, amount: float) -> Tensor:
 def saturate(x: Tensor, chance: Chance, factor: float, offset: float) -> Tensor:
     """The saturation of HSV is scaled and shifted, hue and value stay; a one-channel image does not change.
 
-    The distances of the channels from their maximum are in proportion to the saturation; a grey pixel has hue
+    The distances of the channels from their maximum are in proportion to the saturation; a gray pixel has hue
     0 by convention and turns red when the saturation is shifted.
     """
     if x.shape[1] == 1:
@@ -71,7 +71,7 @@ def affine_map(x: Tensor, shifts: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
     back = torch.linalg.solve(moved, corners.expand(len(x), 3, 2)).float().to(x.device)  # (N, 3, 2)
     along_x, along_y, constant = back[..., None, None].unbind(1)  # (N, 2, 1, 1) each
     read = along_x * xs + along_y * ys + constant  # (N, 2, H, W)
-    return sample(x, read[:, 1], read[:, 0], mirror_centres=True)
+    return sample(x, read[:, 1], read[:, 0], mirror_centers=True)
 
 
 def pixelate(x: Tensor, chance: Chance, factor: float) -> Tensor:
@@ -84,12 +84,12 @@ def pixelate(x: Tensor, chance: Chance, factor: float) -> Tensor:
 
 def _repeated(x: Tensor, rows: int) -> Tensor:
     """As many rows by repetition."""
-    centres = (torch.arange(rows, device=x.device) + 0.5) * (x.shape[2] / rows)
-    return x.index_select(2, centres.long())
+    centers = (torch.arange(rows, device=x.device) + 0.5) * (x.shape[2] / rows)
+    return x.index_select(2, centers.long())
 
 
 def _box_means(x: Tensor, rows: int) -> Tensor:
-    """As many rows by means over boxes of neighbouring ones, rounded to whole levels."""
+    """As many rows by means over boxes of neighboring ones, rounded to whole levels."""
     members, weights = _boxes(x.shape[2], rows)
     total = x.new_full((*x.shape[:2], rows, x.shape[3]), 0.5)
     for member, weight in zip(members.to(x.device), weights.to(x.device), strict=True):
@@ -99,7 +99,7 @@ def _box_means(x: Tensor, rows: int) -> Tensor:
 
 @cache
 def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
-    """The pixels of each box (those whose centre is inside) and their weights, both (largest box, short)."""
+    """The pixels of each box (those whose center is inside) and their weights, both (largest box, short)."""
     reach = long / short / 2
     away = (np.arange(long) + 0.5) - (np.arange(short)[:, None] + 0.5) * (long / short)  # (short, long)
     member = (away > -reach) & (away <= reach)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.data.corruptions.apply import corrupt
 from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS
-from trimtab.placed import placed
+from trimtab.io import atomic_write
 from trimtab.types import BadInput
 
 _AT_ONCE = 500  # images
@@ -39,7 +39,7 @@ def write_cifar10_c(
     paths = [Path(folder) / f"{name}.npy" for name in (*names, "labels")]
     count, shape = len(images), (5 * len(images), *images.shape[2:], images.shape[1])
     for name, path in zip(names, paths, strict=False):
-        with placed(path) as part:
+        with atomic_write(path) as part:
             file = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
             for severity in range(1, 6):
                 for start in range(0, count, _AT_ONCE):
@@ -50,7 +50,7 @@ def write_cifar10_c(
                     file[here : here + len(some)] = _bytes(changed)
             file.flush()
             del file  # unmapped before it is renamed
-    with placed(paths[-1]) as part, open(part, "wb") as handle:
+    with atomic_write(paths[-1]) as part, open(part, "wb") as handle:
         np.save(handle, np.tile(labels.cpu().numpy().astype(np.uint8), 5))
     return paths
 

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 
-GREY = (0.299, 0.587, 0.114)
-"""The weights of red, green and blue in a grey value (ITU-R 601)."""
+GRAY = (0.299, 0.587, 0.114)
+"""The weights of red, green and blue in a gray value (ITU-R 601)."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Chance:
 
     def uniform(self, *shape: int, draw: int = 0) -> Tensor:
         """Uniform in [0, 1), (N, *shape)."""
-        return draws.uniform(self._like(shape), self.seed, self.ids, draws.key(self.stream, draw))
+        return rng.uniform(self._like(shape), self.seed, self.ids, rng.key(self.stream, draw))
 
     def normal(self, *shape: int, draw: int = 0) -> Tensor:
         """Standard normal, (N, *shape)."""
-        return draws.normal(self._like(shape), self.seed, self.ids, draws.key(self.stream, draw))
+        return rng.normal(self._like(shape), self.seed, self.ids, rng.key(self.stream, draw))
 
     def _like(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(len(self.ids), *shape, device=self.device)
@@ -125,15 +125,15 @@ def motion(x: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
     return out
 
 
-def sample(x: Tensor, ys: Tensor, xs: Tensor, mirror_centres: bool = False) -> Tensor:
+def sample(x: Tensor, ys: Tensor, xs: Tensor, mirror_centers: bool = False) -> Tensor:
     """Read the images at pixel positions (N, H, W), linearly, mirrored at the border.
 
-    The mirror lies on the outer edge of the border pixels (SciPy's `reflect`) or, with `mirror_centres`, on
-    their centres (OpenCV's `BORDER_REFLECT_101`).
+    The mirror lies on the outer edge of the border pixels (SciPy's `reflect`) or, with `mirror_centers`, on
+    their centers (OpenCV's `BORDER_REFLECT_101`).
     """
     height, width = x.shape[-2:]
-    edge = 0 if mirror_centres else 1  # grid_sample's coordinates run over size - 1 or size pixels
+    edge = 0 if mirror_centers else 1  # grid_sample's coordinates run over size - 1 or size pixels
     grid = torch.stack(
         ((2 * xs + edge) / (width - 1 + edge) - 1, (2 * ys + edge) / (height - 1 + edge) - 1), dim=-1
     )
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=mirror_centres)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=mirror_centers)

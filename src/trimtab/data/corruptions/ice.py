@@ -1,6 +1,6 @@
 """Pictures of ice for the frost corruption: our own, grown from fern-shaped crystals, or the official ones.
 
-The published sets overlay photographs whose licence is not stated, so they are not in this package. By
+The published sets overlay photographs whose license is not stated, so they are not in this package. By
 default five procedural pictures stand in for them, with the brightness, tint and contrast of the five that
 the published code draws from: the severities mean the same, but a number on frost is not comparable to the
 last digit. Given the folder of the official files (`frost1.png` ... `frost6.jpg`), those are used as
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from trimtab import draws
+from trimtab import rng
 from trimtab.data.corruptions.filters import gaussian, sample
 from trimtab.types import BadInput
 
@@ -77,7 +77,7 @@ def photographs(folder: str) -> tuple[Tensor, ...]:
 @cache
 def _grown() -> tuple[Tensor, ...]:
     """One field of ice, turned and toned five times."""
-    ice = _grow(np.random.default_rng(draws.key(*b"ice")))
+    ice = _grow(np.random.default_rng(rng.key(*b"ice")))
     return tuple(
         torch.stack([ice.rot90(turn) * tone[3] + mean for mean in tone[:3]]).clamp(0, 255)
         for turn, tone in enumerate(TONES)

@@ -1,7 +1,7 @@
 """Spatter: drops of water or splashes of mud on the lens.
 
 Random noise is smoothed and cut at a threshold; what is above is liquid. Mud (severities 4 and 5) covers the
-image with brown. Water (1 to 3) is lit from one side: the distance from the drops' edges (Canny), equalised
+image with brown. Water (1 to 3) is lit from one side: the distance from the drops' edges (Canny), equalized
 and embossed, times the thickness of the liquid, is added in pale turquoise. The steps are those of the
 published code, which calls OpenCV; the one difference is the distance, which is Euclidean here and a chamfer
 approximation (within 2 %) there.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import GREY, Chance, gaussian
+from trimtab.data.corruptions.filters import GRAY, Chance, gaussian
 from trimtab.norm.moments import widest
 
 WATER = (175.0, 238.0, 238.0)
@@ -36,16 +36,16 @@ def spatter(
     if mud:
         cover = gaussian((liquid > threshold).float(), amount)
         cover = torch.where(cover < 0.8, 0.0, cover)[:, None]
-        return x * (1 - cover) + _colour(MUD, x) * cover
+        return x * (1 - cover) + _color(MUD, x) * cover
     liquid = torch.where(liquid < threshold, 0.0, liquid * 255).clamp_(0, 255).floor_()
-    layer = liquid * emboss(equalise(distance(edges(liquid))))
+    layer = liquid * emboss(equalize(distance(edges(liquid))))
     strongest = layer.flatten(1).amax(1).clamp(min=1)[:, None, None]
-    return x + _colour(WATER, x) * (layer / strongest * amount)[:, None]
+    return x + _color(WATER, x) * (layer / strongest * amount)[:, None]
 
 
-def _colour(colour: tuple[float, float, float], x: Tensor) -> Tensor:
-    grey = sum(c * w for c, w in zip(colour, GREY, strict=True))
-    return torch.tensor(colour if x.shape[1] == 3 else [grey], device=x.device).view(1, -1, 1, 1)
+def _color(color: tuple[float, float, float], x: Tensor) -> Tensor:
+    gray = sum(c * w for c, w in zip(color, GRAY, strict=True))
+    return torch.tensor(color if x.shape[1] == 3 else [gray], device=x.device).view(1, -1, 1, 1)
 
 
 def edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
@@ -87,7 +87,7 @@ def edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
 
 
 def _dilate(mask: Tensor) -> Tensor:
-    """Each pixel or one of its eight neighbours."""
+    """Each pixel or one of its eight neighbors."""
     for dim in (1, 2):
         wider = mask.clone()
         wider.narrow(dim, 1, mask.shape[dim] - 1).logical_or_(mask.narrow(dim, 0, mask.shape[dim] - 1))
@@ -100,7 +100,7 @@ def distance(edge: Tensor) -> Tensor:
     """Euclidean distance from the nearest edge pixel, at most FAR, (N, H, W).
 
     Squared distances separate by axis, and a parabola is a sum of odd steps: round k lets each pixel take its
-    neighbour's value plus 2k - 1.
+    neighbor's value plus 2k - 1.
     """
     squared = torch.where(edge, 0, FAR**2).to(torch.int16)
     for dim in (1, 2):
@@ -113,7 +113,7 @@ def distance(edge: Tensor) -> Tensor:
     return squared.float().sqrt_()
 
 
-def equalise(distances: Tensor) -> Tensor:
+def equalize(distances: Tensor) -> Tensor:
     """Whole distances of a 3 x 3 mean, replaced by their rank in the image, 0..255: equal histogram."""
     level = _box(distances).floor_().long().flatten(1)  # (N, H W), 0..FAR
     counts = torch.zeros(len(level), FAR + 1, dtype=torch.long, device=level.device)

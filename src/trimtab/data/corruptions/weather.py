@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import GREY, Chance, motion, zoomed
+from trimtab.data.corruptions.filters import GRAY, Chance, motion, zoomed
 from trimtab.data.corruptions.ice import pictures
 
 
@@ -25,7 +25,7 @@ def snow(
     flakes = zoomed(flakes, zoom)
     flakes = torch.where(flakes < threshold, 0.0, flakes.clamp(0, 1)).mul_(255)
     flakes = motion(flakes, radius, sigma, chance.uniform(draw=1).mul_(90).sub_(135)).round_()
-    white = grey(x).mul_(1.5).add_(127.5)
+    white = gray(x).mul_(1.5).add_(127.5)
     return (torch.maximum(x, white) - x).mul_(1 - keep).add_(x).add_(flakes).add_(flakes.flip(-2, -1))
 
 
@@ -42,7 +42,7 @@ def frost(
         left = int(right * (picture.shape[2] - width))
         pieces.append(picture[:, top : top + height, left : left + width])
     layer = torch.stack(pieces).to(x.device)
-    return (layer if x.shape[1] == 3 else grey(layer)).mul_(cover).add_(x, alpha=keep)
+    return (layer if x.shape[1] == 3 else gray(layer)).mul_(cover).add_(x, alpha=keep)
 
 
 def fog(x: Tensor, chance: Chance, thickness: float, decay: float) -> Tensor:
@@ -57,7 +57,7 @@ def fog(x: Tensor, chance: Chance, thickness: float, decay: float) -> Tensor:
 def plasma(noise: Tensor, decay: float) -> Tensor:
     """A height map on a torus in [0, 1] by the diamond-square algorithm, from noise (N, S, S) in [-1, 1].
 
-    Each point is set once, to the mean of four neighbours and its own noise times a roughness that falls by
+    Each point is set once, to the mean of four neighbors and its own noise times a roughness that falls by
     decay^2 with each halving of the step (the published code multiplies its roughness in twice).
     """
     side = noise.shape[-1]
@@ -66,21 +66,21 @@ def plasma(noise: Tensor, decay: float) -> Tensor:
     step, rough = side, 100.0**2
     while step >= 2:
         half = step // 2
-        corner, centre = height[:, ::step, ::step], height[:, half::step, half::step]
+        corner, center = height[:, ::step, ::step], height[:, half::step, half::step]
         pair = corner + corner.roll(-1, 1)
-        centre.mul_(rough).add_(pair + pair.roll(-1, 2), alpha=0.25)
+        center.mul_(rough).add_(pair + pair.roll(-1, 2), alpha=0.25)
         across, along = height[:, ::step, half::step], height[:, half::step, ::step]
-        across.mul_(rough).add_(centre + centre.roll(1, 1) + corner + corner.roll(-1, 2), alpha=0.25)
-        along.mul_(rough).add_(centre + centre.roll(1, 2) + corner + corner.roll(-1, 1), alpha=0.25)
+        across.mul_(rough).add_(center + center.roll(1, 1) + corner + corner.roll(-1, 2), alpha=0.25)
+        along.mul_(rough).add_(center + center.roll(1, 2) + corner + corner.roll(-1, 1), alpha=0.25)
         step, rough = half, rough / decay**2
     flat = height.flatten(1)
     low = flat.amin(1)[:, None, None]
     return (height - low) / (flat.amax(1)[:, None, None] - low)
 
 
-def grey(x: Tensor) -> Tensor:
-    """Grey values (N, 1, H, W)."""
+def gray(x: Tensor) -> Tensor:
+    """Gray values (N, 1, H, W)."""
     if x.shape[1] == 1:
         return x.clone()
     red, green, blue = x.split(1, dim=1)
-    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+    return (red * GRAY[0]).add_(green, alpha=GRAY[1]).add_(blue, alpha=GRAY[2])
