@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trimtab import train
 from trimtab.attacks import PGD, Linf
 from trimtab.data.sets import ImageSet, from_arrays
-from trimtab.train.recipe import Data, Optimiser, Recipe, Schedule
+from trimtab.train.recipe import Data, OptimizerConfig, Recipe, Schedule
 
 ATTACK = PGD(Linf("8/255"), steps=2)
 OBJECTIVES: dict[str, train.Objective] = {
@@ -30,9 +30,9 @@ OBJECTIVES: dict[str, train.Objective] = {
     "advprop": train.AdvProp(),
     "advbn": train.AdvBN(cut="act1", steps=2, eps=0.5),
     "advbn random": train.AdvBN(cut="act1", attack="random", eps=0.5),
-    "apart": train.Apart(eps=0.1, groups=2),
-    "apart some": train.Apart(eps=0.1, samples=4),
-    "apart sam": train.Apart(eps=0.1, groups=2, samples=4, sam_rho=0.1),
+    "apart": train.APART(eps=0.1, groups=2),
+    "apart some": train.APART(eps=0.1, samples=4),
+    "apart sam": train.APART(eps=0.1, groups=2, samples=4, sam_rho=0.1),
     "sam": train.SAM(rho=0.1),
     "sam adversarial": train.SAM(rho=0.1, inner=train.Adversarial(ATTACK)),
     "ligs": train.LIGS(weight=1.0),
@@ -64,7 +64,7 @@ def images(n: int = BATCH * STEPS, size: int = 8) -> ImageSet:
 def recipe(objective: train.Objective, **changes: object) -> Recipe:
     plain: dict[str, object] = {
         "data": Data(augment=("flip",), validation=0),
-        "optimiser": Optimiser(lr=0.05),
+        "optimizer": OptimizerConfig(lr=0.05),
         "schedule": Schedule(kind="constant"),
         "epochs": 1,
         "batch_size": BATCH,

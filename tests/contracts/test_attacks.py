@@ -30,7 +30,7 @@ INF, TWO = Linf("4/255"), L2(0.4)
 ATTACKS = [
     PGD(INF, steps=3),
     PGD(TWO, steps=3, loss="cw", restarts=2),
-    PGD(INF, steps=3, loss="dlr", score="any"),
+    PGD(INF, steps=3, loss="dlr", early_stop=True),
     PGD(INF, steps=3, targeted=True, clean_start=0.5),
     FGSM(INF),
     CW(TWO, steps=3),
@@ -158,7 +158,7 @@ def test_bad_input_is_told_in_one_sentence(batch):
         "-3 steps": lambda: PGD(INF, steps=-3),
         "longer than 0": lambda: PGD(INF, step_size=0),
         "no loss 'hinge'": lambda: PGD(INF, loss="hinge"),
-        "leave nobody": lambda: CoBatch(images=10)(model, x, y),
+        "leave none to attack": lambda: CoBatch(images=10)(model, x, y),
         "is not a number": lambda: Linf("eight"),
         "one id per image": lambda: attack(model, x, y, ids=[1, 2]),
         "logits of shape": lambda: attack(nn.Identity(), x, y),

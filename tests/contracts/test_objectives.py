@@ -15,7 +15,7 @@ from objective_table import OBJECTIVES, STEPS, images, recipe, tiny, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab import draws, models, norm, train
+from trimtab import models, norm, rng, train
 from trimtab.data.loader import Loader
 from trimtab.types import BadInput
 
@@ -78,7 +78,7 @@ def test_it_leaves_modes_kinds_and_settings_as_they_were(name: str) -> None:
 def test_apart_asks_for_batch_statistics() -> None:
     x, y, ids = batch()
     with pytest.raises(BadInput, match="eval mode"):
-        train.Apart()(tiny().eval(), x, y, ids=ids)
+        train.APART()(tiny().eval(), x, y, ids=ids)
 
 
 @every_objective
@@ -99,12 +99,12 @@ def test_a_users_ten_line_loop_and_ours_give_the_same_weights(name: str, tmp_pat
 
     model = objective.prepare(tiny().to(memory_format=torch.channels_last)).train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(trained, 0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(trained, 0.05, momentum=0.9, weight_decay=5e-4)
     loader = Loader(images(), how.batch_size, augment=("flip",), seed=0)
     for step, (x, y, ids) in enumerate(loader):
-        optimiser.zero_grad()
-        objective(model, x, y, seed=draws.key(0, step), ids=ids)
-        optimiser.step()
+        optimizer.zero_grad()
+        objective(model, x, y, seed=rng.key(0, step), ids=ids)
+        optimizer.step()
 
     found, wanted = weights(ours), weights(model)  # type: ignore[arg-type]
     assert found.keys() == wanted.keys()
@@ -131,13 +131,13 @@ def test_it_trains_networks_of_torchvision_and_timm(source: str, name: str) -> N
         objective = train.AdvBN(cut="layer2", steps=1, attack=objective.attack)
     model = objective.prepare(models.load(source, classes=4)).train()
     x, y, ids = images(8, size=32).take(torch.arange(8))
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3)
     before = weights(model)
     for step in range(2):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         parts = objective(model, x, y, seed=step, ids=ids)
         assert all(bool(value.isfinite()) for value in parts.values())
-        optimiser.step()
+        optimizer.step()
     changed = [key for key, value in weights(model).items() if not torch.equal(value, before[key])]
     assert any(key.endswith("fc.weight") for key in changed)
 
@@ -227,4 +227,14 @@ def test_fixup_free_networks_without_norm_layers_train_where_that_makes_sense() 
     for objective in (train.Standard(), train.SAM(), train.Adversarial(table.ATTACK), train.LIGS()):
         assert bool(objective(bare, x, y, ids=ids)["loss"].isfinite())
     with pytest.raises(ValueError, match="no batch-norm layer"):
-        train.Apart()(bare, x, y)
+        train.APART()(bare, x, y)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_call_does_not_change_the_digest_of_its_recipe(name):
+    objective = OBJECTIVES[name]
+    before = recipe(objective).digest
+    net = tiny().train()
+    objective.prepare(net)
+    objective(net, torch.rand(table.BATCH, 3, 8, 8), torch.arange(table.BATCH) % table.CLASSES, seed=0)
+    assert recipe(objective).digest == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -26,10 +28,10 @@ from trimtab.data import Loader
 from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
-from trimtab.train import checkpoint
-from trimtab.train.recipe import Data, Norm, Optimiser, Recipe, Schedule, Validation
-from trimtab.train.start import network, training_sets
-from trimtab.train.validate import _share
+from trimtab.train._loop import checkpoint
+from trimtab.train._loop.start import network, training_sets
+from trimtab.train._loop.validate import _images_of_rank
+from trimtab.train.recipe import Data, Norm, OptimizerConfig, Recipe, Schedule, Validation
 from trimtab.types import BadInput, InputSpec
 
 CLASSES = 4
@@ -56,7 +58,7 @@ def images(n: int = 48) -> ImageSet:
 def recipe(**changes: object) -> Recipe:
     plain: dict[str, object] = {
         "data": Data(augment=(), validation=16),
-        "optimiser": Optimiser(lr=0.05),
+        "optimizer": OptimizerConfig(lr=0.05),
         "schedule": Schedule(kind="constant"),
         "epochs": 2,
         "batch_size": 8,
@@ -86,8 +88,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> N
 
 
 def test_clipping_bounds_the_step(tmp_path: Path) -> None:
-    sgd = Optimiser(lr=1.0, momentum=0.0, weight_decay=0.0)
-    one_step = recipe(clip=1e-3, optimiser=sgd, epochs=1, data=Data(augment=(), images=8, validation=0))
+    sgd = OptimizerConfig(lr=1.0, momentum=0.0, weight_decay=0.0)
+    one_step = recipe(clip=1e-3, optimizer=sgd, epochs=1, data=Data(augment=(), images=8, validation=0))
     before = tiny(False).state_dict()
     after = state(train.fit(tiny(False), images(), one_step, tmp_path / "run"))
     moved = torch.cat([(after[key] - before[key]).flatten() for key in before]).norm()
@@ -112,8 +114,11 @@ def test_a_compiled_network_trains_as_the_plain_one(tmp_path: Path) -> None:
 
 def test_a_network_with_convolutions_in_three_dimensions_trains(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.Flatten())
-    run = train.fit(net.append(nn.Linear(144, CLASSES)), images(), recipe(epochs=1), tmp_path / "run")
-    assert run.model is not None
+    net.append(nn.Linear(144, CLASSES))
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    run = train.fit(net, images(), recipe(epochs=1), tmp_path / "run")
+    after = state(run)
+    assert [name for name, value in before.items() if torch.equal(value, after[name])] == []
 
 
 def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
@@ -261,7 +266,7 @@ def test_a_refused_run_takes_nothing_from_one_that_has_ended(tmp_path: Path) -> 
     run = train.fit(tiny(), images(), recipe(), tmp_path / "run")
     run.last.unlink()
     before = sorted(run.folder.rglob("*"))
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="already contains a run"):
         train.fit(tiny(), images(), recipe(), run.folder)
     assert sorted(run.folder.rglob("*")) == before
 
@@ -298,15 +303,16 @@ def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path) -> None:
         if event.kind == "epoch":
             raise KeyboardInterrupt
 
+    whole = train.fit(tiny(), images(), recipe(), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train.fit(tiny(), images(), recipe(), tmp_path / "run", [stop])
     file = tmp_path / "run" / "recipe.yaml"
     before = file.read_text()
     file.write_text(before.replace("momentum: 0.9", "momentum: 0.5"))
-    with pytest.raises(BadInput, match=r"recipe\.yaml is not as the run began with it"):
+    with pytest.raises(BadInput, match=r"recipe\.yaml has changed since the run started"):
         train.resume(tmp_path / "run", tiny(), images())
     file.write_text(before)
-    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
+    assert same(state(train.resume(tmp_path / "run", tiny(), images())), state(whole))
 
 
 def test_a_second_training_of_the_same_network_trains_all_of_it(tmp_path: Path) -> None:
@@ -354,7 +360,7 @@ def test_the_best_network_by_robust_accuracy_is_the_result(tmp_path: Path) -> No
     how = recipe(
         epochs=6,
         validation=Validation(attack=attack, choose="robust", patience=2),
-        optimiser=Optimiser(lr=0.05, weight_decay=0.0),
+        optimizer=OptimizerConfig(lr=0.05, weight_decay=0.0),
     )
     ends: list[int] = []
     note = [ruin, lambda event: ends.append(event.epoch) if event.kind == "end" else None]
@@ -414,9 +420,9 @@ def test_the_folder_holds_everything_and_the_result_loads_without_trimtab(tmp_pa
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run")
-    with pytest.raises(BadInput, match="holds a run already; resume it"):
+    with pytest.raises(BadInput, match="already contains a run; resume it"):
         train.fit(tiny(), images(), recipe(epochs=1), tmp_path / "run")
-    with pytest.raises(BadInput, match="holds no run"):
+    with pytest.raises(BadInput, match="contains no run"):
         train.resume(tmp_path)
 
 
@@ -466,7 +472,7 @@ def test_a_loss_that_is_not_finite_stops_names_the_layer_and_keeps_the_good_chec
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    wild = recipe(optimiser=Optimiser(lr=1e38), checkpoint_steps=1)
+    wild = recipe(optimizer=OptimizerConfig(lr=1e38), checkpoint_steps=1)
     with pytest.raises(train.Diverged, match="last good checkpoint"):
         train.fit(tiny(False), images(), wild, tmp_path / "run")
     tensors, _ = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
@@ -494,8 +500,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
-def test_every_optimisers_state_survives_a_stop(kind: str, tmp_path: Path) -> None:
-    how = recipe(optimiser=Optimiser(kind=kind, lr=0.01), epochs=1)  # type: ignore[arg-type]
+def test_every_optimizers_state_survives_a_stop(kind: str, tmp_path: Path) -> None:
+    how = recipe(optimizer=OptimizerConfig(kind=kind, lr=0.01), epochs=1)  # type: ignore[arg-type]
     peace = train.fit(tiny(), images(), how, tmp_path / "peace")
 
     def stop(event: train.Event) -> None:
@@ -526,16 +532,17 @@ def stopped(folder: Path, data: object) -> None:
     "changes",
     [
         {"schedule": Schedule(kind="step", milestones=(1,))},
-        {"optimiser": Optimiser(lr=1)},
+        {"optimizer": OptimizerConfig(lr=1)},
         {"objective": train.SAM(rho=1)},
         {"clip": 1},
     ],
 )
 def test_a_run_begun_with_whole_numbers_goes_on(changes: dict[str, Any], tmp_path: Path) -> None:
     how = recipe(**changes)
+    whole = train.fit(tiny(), images(), how, tmp_path / "whole")
     with pytest.raises(train.Stopped):
         train.fit(tiny(), images(), how, tmp_path / "run", [after_two_steps])
-    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
+    assert same(state(train.resume(tmp_path / "run", tiny(), images())), state(whole))
 
 
 def after_two_steps(event: train.Event) -> None:
@@ -549,15 +556,18 @@ def test_a_run_with_objects_of_ones_own_says_so_and_how_it_goes_on(tmp_path: Pat
     assert ended.value.folder == tmp_path / "run"
     known = train.read_recipe(tmp_path / "run" / "recipe.yaml")
     assert (known.model, known.data.name) == ("own:Sequential", "own:DataLoader")
-    with pytest.raises(BadInput, match=r"a model of its own \(Sequential\); go on there, with train.resume"):
+    with pytest.raises(
+        BadInput, match=r"a model given as an object \(Sequential\); resume it there, with train.resume"
+    ):
         train.resume(tmp_path / "run", None, images())
-    with pytest.raises(BadInput, match=r"images of its own \(DataLoader\)"):
+    with pytest.raises(BadInput, match=r"images given as an object \(DataLoader\)"):
         train.resume(tmp_path / "run", tiny())
-    assert train.resume(tmp_path / "run", tiny(), Flipped(images())).model is not None
+    whole = train.fit(tiny(), DataLoader(Flipped(images())), recipe(), tmp_path / "whole")
+    assert same(state(train.resume(tmp_path / "run", tiny(), DataLoader(Flipped(images())))), state(whole))
 
 
 def test_a_network_that_returns_no_logits_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"logits of shape \(N, classes\), found \(8, 3, 8, 8\)"):
+    with pytest.raises(BadInput, match=r"logits of shape \(N, classes\), found shape \(8, 3, 8, 8\)"):
         train.fit(nn.Conv2d(3, 3, 1), images(), recipe(), tmp_path / "run")
 
 
@@ -572,7 +582,7 @@ def test_a_dataset_that_draws_by_itself_gives_the_same_network_again(tmp_path: P
 
 
 def test_crops_are_of_whole_pictures_however_small_the_folder(tmp_path: Path) -> None:
-    """Pictures with a red, a green and a blue third: their centre is green."""
+    """Pictures with a red, a green and a blue third: their center is green."""
     thirds = torch.zeros(16, 48, 3, dtype=torch.uint8)
     for third in range(3):
         thirds[:, 16 * third : 16 * (third + 1), third] = 255
@@ -620,21 +630,48 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     ]:
         stopped(tmp_path / "runs" / name, given)
         for other in others:
-            with pytest.raises(BadInput, match="began with other training images"):
+            with pytest.raises(BadInput, match="started with other training images"):
                 train.resume(tmp_path / "runs" / name, tiny(), other)
-        assert train.resume(tmp_path / "runs" / name, tiny(), given).model is not None
+        whole = train.fit(tiny(), given, recipe(), tmp_path / "whole" / name)
+        assert same(state(train.resume(tmp_path / "runs" / name, tiny(), given)), state(whole))
 
 
 def test_a_checkpoint_that_does_not_know_its_images_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("trimtab.train.loop.fingerprint", lambda images: "")
+        before.setattr("trimtab.train._loop.fit.fingerprint", lambda images: "")
         stopped(tmp_path / "run", images())
     tensors, header = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
     del header["progress"]["data"]
     checkpoint._write(tmp_path / "run" / "checkpoints" / "last.safetensors", tensors, header)
-    assert train.resume(tmp_path / "run", tiny(), images()).model is not None
+    whole = train.fit(tiny(), images(), recipe(), tmp_path / "whole")
+    assert same(state(train.resume(tmp_path / "run", tiny(), images())), state(whole))
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    """Before American spelling: `optimiser:` and `synchronise:`, and keys that did not exist yet."""
+    how = recipe(objective=train.APART(eps=0.1), epochs=2)
+    peace = train.fit(tiny(), images(), how, tmp_path / "peace")
+    with pytest.raises(train.Stopped):
+        train.fit(tiny(), images(), how, tmp_path / "run", [after_two_steps])
+    file, last = tmp_path / "run" / "recipe.yaml", tmp_path / "run" / "checkpoints" / "last.safetensors"
+    kept = yaml.safe_load(file.read_text())
+    del kept["objective"]["zero_below"]
+    kept["norm"]["synchronise"] = kept["norm"].pop("synchronize")
+    written = {{"optimizer": "optimiser"}.get(key, key): value for key, value in kept.items()}
+    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True)
+    file.write_text(text)
+    tensors, header = checkpoint.read(last)
+    header["optimiser"] = header.pop("optimizer")
+    header["progress"]["recipe"] = hashlib.sha256(text.encode()).hexdigest()  # as that version computed it
+    tensors = {name.replace("optimizer.", "optimiser.", 1): value for name, value in tensors.items()}
+    assert any(name.startswith("optimiser.0.") for name in tensors)
+    checkpoint._write(last, tensors, header)
+    assert same(state(train.resume(tmp_path / "run", tiny(), images())), state(peace))
+    file.write_text(text.replace("momentum: 0.9", "momentum: 0.5"))
+    with pytest.raises(BadInput, match=r"recipe\.yaml has changed since the run started"):
+        train.resume(tmp_path / "run", tiny(), images())
 
 
 def test_a_bit_that_changed_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
@@ -649,7 +686,7 @@ def test_a_bit_that_changed_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("optimiser.lr", "-1"), ("optimiser.momentum", "1"), ("schedule.every", "0"), ("schedule.peak", "7"),
+        ("optimizer.lr", "-1"), ("optimizer.momentum", "1"), ("schedule.every", "0"), ("schedule.peak", "7"),
         ("data.validation", "-5"), ("data.images", "0"), ("validation.every", "0"), ("clip", "0"),
         ("norm.running_epochs", "-1"), ("checkpoint_steps", "-1"), ("seed", str(10**30)),
     ],
@@ -683,14 +720,14 @@ def test_the_plan_counts_passes_and_steps() -> None:
 
 
 def test_parts_of_a_batch_are_planned_as_they_are_trained() -> None:
-    how = recipe(objective=train.Apart(groups=6), batch_size=24, accumulate=2)
+    how = recipe(objective=train.APART(groups=6), batch_size=24, accumulate=2)
     assert train.plan(tiny(), images(), how, rounds=1).passes == (2, 2)
 
 
 def test_a_process_without_a_held_out_image_has_nothing_to_add() -> None:
     few = images().subset(slice(0, 1))
     counts = [
-        sum(len(batch.y) for batch in _share(SimpleNamespace(global_rank=rank, world_size=2), few))  # type: ignore[arg-type]
+        sum(len(batch.y) for batch in _images_of_rank(SimpleNamespace(global_rank=rank, world_size=2), few))  # type: ignore[arg-type]
         for rank in range(2)
     ]
     assert counts == [1, 0]
@@ -730,8 +767,8 @@ def test_passes_are_counted_as_they_run() -> None:
 def test_passes_add_up() -> None:
     attack = PGD(steps=7)
     assert train.Standard().passes(128) == (1, 1)
-    assert train.SAM().passes(128) == train.Apart().passes(128) == (2, 2)
-    assert train.Apart(samples=32).passes(128) == (1.25, 1.25)
+    assert train.SAM().passes(128) == train.APART().passes(128) == (2, 2)
+    assert train.APART(samples=32).passes(128) == (1.25, 1.25)
     assert train.Mixture(attack).passes(128) == (9, 9)
     inner = train.Adversarial(attack)
     assert train.SAM(inner=inner).passes(128) == (7 + 2, 7 + 2)  # attacked once
@@ -766,13 +803,13 @@ def test_tied_weights_and_infinite_constants_are_kept(tmp_path: Path, ema: float
 def test_a_checkpoint_of_another_shape_is_refused_in_a_sentence(tmp_path: Path) -> None:
     train.fit(tiny(), images(), recipe(), tmp_path / "run")
     other = nn.Sequential(*tiny()[:5], nn.Linear(32, 7))
-    with pytest.raises(BadInput, match=r"'5\.weight' is \(4, 32\) there and \(7, 32\) here"):
+    with pytest.raises(BadInput, match=r"'5\.weight' is \(4, 32\) in the file and \(7, 32\) in the model"):
         train.resume(tmp_path / "run", other, images())
 
 
 def test_a_run_that_could_not_be_resumed_is_not_begun(tmp_path: Path) -> None:
     how = recipe(validation=Validation(attack=AutoAttack(Linf("8/255"))))
-    with pytest.raises(BadInput, match="cannot hold AutoAttack, so the run could not be resumed"):
+    with pytest.raises(BadInput, match="cannot contain AutoAttack, so the run could not be resumed"):
         train.fit(tiny(), images(), how, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
@@ -787,9 +824,9 @@ def test_a_recipe_that_no_run_wrote_is_not_written_over(tmp_path: Path) -> None:
 def test_a_branch_is_given_to_all_layers_that_an_objective_uses(tmp_path: Path) -> None:
     net = nn.Sequential(*tiny()[:3], nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), *tiny()[3:])
     train.AdvBN("3", steps=1).prepare(net)
-    assert [row["layer"] for row in norm.plan(net)] == ["4"]
+    assert [row["layer"] for row in norm.branch_spec(net)] == ["4"]
     train.AdvBN("0", steps=1).prepare(net)
-    assert [row["layer"] for row in norm.plan(net)] == ["1", "4"]
+    assert [row["layer"] for row in norm.branch_spec(net)] == ["1", "4"]
 
 
 def test_a_branch_that_shares_other_halves_is_not_taken_for_this_one() -> None:
@@ -799,8 +836,8 @@ def test_a_branch_that_shares_other_halves_is_not_taken_for_this_one() -> None:
 
 
 def test_weights_that_break_in_the_last_step_are_told_also_where_the_best_are_kept(tmp_path: Path) -> None:
-    huge, kept = Optimiser(lr=1e25, weight_decay=1e25), Validation(choose="clean")
-    wild = recipe(optimiser=huge, epochs=1, batch_size=32, validation=kept)
+    huge, kept = OptimizerConfig(lr=1e25, weight_decay=1e25), Validation(choose="clean")
+    wild = recipe(optimizer=huge, epochs=1, batch_size=32, validation=kept)
     with pytest.raises(train.Diverged, match="no longer finite"):
         train.fit(tiny(False), images(), wild, tmp_path / "run")
 
@@ -847,6 +884,6 @@ def test_apart_trains_a_network_that_repeats_layers_in_its_backward_pass() -> No
     x, y, _ = next(iter(images().batches(16)))
     found = []
     for net in (norm.steer(tiny()), norm.steer(Repeating())):
-        train.Apart(groups=2)(net, x, y)
+        train.APART(groups=2)(net, x, y)
         found.append([p.grad for p in net.parameters()])
     torch.testing.assert_close(*found)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +16,13 @@ from torch import nn
 
 from trimtab import attacks, models, train
 from trimtab.data import augment
-from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.optimizers import optimizer_for, rate
 from trimtab.train.reader import parsed
 from trimtab.train.recipe import (
     OBJECTIVES,
     Data,
     Norm,
-    Optimiser,
+    OptimizerConfig,
     Recipe,
     Schedule,
     Validation,
@@ -51,10 +53,10 @@ def test_every_paper_has_a_recipe_with_its_numbers() -> None:
     assert advbn.objective == train.AdvBN(cut="layer1", eps=1.1, steps=6, step_size=0.2)
     assert (advbn.epochs, advbn.batch_size) == (20, 256)
     apart = read_recipe("apart-sam-wrn40_2-cifar100-paper")
-    assert apart.objective == train.Apart(eps=0.1, groups=16, sam_rho=0.2)
+    assert apart.objective == train.APART(eps=0.1, groups=16, sam_rho=0.2, stop_gradient=True)
     assert (apart.epochs, apart.batch_size, apart.schedule.milestones) == (200, 128, (100, 150))
     assert read_recipe("ada-rand-paper").objective == train.Gaussian(sigma=0.5)
-    assert isinstance(read_recipe("lig-regulariser-paper").objective, train.LIGS)
+    assert isinstance(read_recipe("lig-regularizer-paper").objective, train.LIGS)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +74,14 @@ def test_every_paper_has_a_recipe_with_its_numbers() -> None:
             "{linf: 8/255}",
         ),
         ({"objective": {"eps": 0.1}}, "objective needs a kind, one of standard, gaussian"),
-        ({"objective": {"kind": "apart", "eps": -1}}, "objective: radii must not be negative"),
+        ({"objective": {"kind": "apart", "eps": -1}}, "objective: a radius must not be negative"),
         ({"epochs": "many"}, "epochs should be a valid integer, found 'many'"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"epochs": True}, "epochs should be"),
-        ({"optimiser": {"lr": "fast"}}, "optimiser.lr: 'fast' is not a number"),
-        ({"optimiser": {"kind": "lbfgs"}}, "optimiser.kind should be 'sgd', 'adam'"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr: 'fast' is not a number"),
+        ({"optimizer": {"kind": "lbfgs"}}, "optimizer.kind should be 'sgd', 'adam'"),
         ({"norm": {"only": "yes please"}}, "norm.only should be a valid boolean"),
-        ({"norm": 3}, "norm must hold keys and values"),
+        ({"norm": 3}, "norm must contain keys and values"),
         ({"objective": "sam", "precision": "16-mixed"}, "SAM reads gradients, which fp16 scales"),
         ({"objective": "apart", "norm": {"running_epochs": 2}}, "APART perturbs batch statistics"),
         ({"validation": {"choose": "robust"}}, "validation needs an attack"),
@@ -99,13 +101,13 @@ def test_any_key_can_be_overridden_by_its_dotted_name() -> None:
     overrides = {
         "objective.attack.budget.linf": "4/255",
         "objective.attack.steps": "3",
-        "optimiser.lr": "1e-3",
+        "optimizer.lr": "1e-3",
         "data.augment": "[flip, mixup:0.2]",
         "ema": "0.99",
     }
     recipe = read_recipe("adversarial-laptop", overrides)
     assert recipe.objective == train.Adversarial(attacks.PGD(attacks.Linf(4 / 255), steps=3))
-    assert recipe.optimiser.lr == 1e-3
+    assert recipe.optimizer.lr == 1e-3
     assert recipe.data.augment == ("flip", "mixup:0.2")
     assert recipe.ema == 0.99
     assert recipe.epochs == read_recipe("adversarial-laptop").epochs
@@ -137,7 +139,7 @@ def test_where_a_list_is_asked_for_one_value_is_a_list_of_one() -> None:
 
 def test_another_kind_starts_afresh() -> None:
     recipe = read_recipe("adversarial-laptop", {"objective.eps": "0.2", "objective.kind": "apart"})
-    assert recipe.objective == train.Apart(eps=0.2)
+    assert recipe.objective == train.APART(eps=0.2)
 
 
 def test_a_file_that_is_missing_or_no_yaml_is_refused_in_a_sentence(tmp_path: object) -> None:
@@ -149,7 +151,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused_in_a_sentence(tmp_path: ob
         read_recipe(broken)
 
 
-# ---- schedules and optimisers -------------------------------------------------------------------------
+# ---- schedules and optimizers -------------------------------------------------------------------------
 
 
 def rates(schedule: Schedule, per_epoch: int, epochs: int) -> list[float]:
@@ -158,12 +160,12 @@ def rates(schedule: Schedule, per_epoch: int, epochs: int) -> list[float]:
 
 
 def torch_rates(make: object, steps: int, every: int = 1) -> list[float]:
-    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
-    scheduler = make(optimiser)  # type: ignore[operator]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    scheduler = make(optimizer)  # type: ignore[operator]
     found = []
     for step in range(steps):
-        found.append(optimiser.param_groups[0]["lr"])
-        optimiser.step()
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         if (step + 1) % every == 0:
             scheduler.step()
     return found
@@ -193,28 +195,64 @@ def test_warm_up_grows_evenly_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
-def test_every_optimiser_descends_and_spares_what_it_should_not_decay(kind: str) -> None:
+def test_every_optimizer_descends_and_spares_what_it_should_not_decay(kind: str) -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    how = Optimiser(kind=kind, lr=1e-3, weight_decay=0.5, decay="weights")  # type: ignore[arg-type]
-    optimiser = optimiser_for(net.parameters(), how)
-    decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
+    how = OptimizerConfig(kind=kind, lr=1e-3, weight_decay=0.5, decay="weights")  # type: ignore[arg-type]
+    optimizer = optimizer_for(net.parameters(), how)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert decay[id(net[0].weight)] == 0.5
     assert {decay[id(p)] for p in (net[0].bias, net[1].weight, net[1].bias)} == {0.0}
     x = torch.randn(16, 3)
     before = net(x).square().sum()
     before.backward()
-    optimiser.step()
+    optimizer.step()
     assert net(x).square().sum() < before
 
 
 def test_a_network_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(BadInput, match="nothing is left to train"):
-        optimiser_for(nn.Linear(2, 2).requires_grad_(False).parameters(), Optimiser())
+        optimizer_for(nn.Linear(2, 2).requires_grad_(False).parameters(), OptimizerConfig())
+
+
+def test_fixup_trains_scales_and_biases_at_a_tenth_of_the_rate() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    how = OptimizerConfig(lr=1.0, momentum=0.0, weight_decay=0.5, small_lr=0.1)
+    groups = optimizer_for(net.parameters(), how).param_groups
+    factor = {id(p): (group["factor"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert factor[id(net[0].weight)] == (1.0, 0.5)
+    assert {factor[id(p)] for p in (net[0].bias, net[1].weight, net[1].bias)} == {(0.1, 0.5)}
+
+
+ZOO = sorted((Path(train.__file__).parents[1] / "zoo").glob("*/model.json"))
+
+
+@pytest.mark.parametrize("file", ZOO, ids=lambda file: file.parent.name)
+def test_recipes_of_the_zoo_stay_readable(file: Path) -> None:
+    recipe = json.loads(file.read_text())["provenance"]["recipe"]
+    old = {"optimizer": "optimiser"} | {"synchronize": "synchronise"}
+    spelt = {old.get(key, key): value for key, value in recipe.items()}
+    spelt["norm"] = {old.get(key, key): value for key, value in spelt["norm"].items()}
+    assert read_recipe(recipe) == read_recipe(spelt)
+    if (file.parent / "recipe.yaml").exists():
+        assert read_recipe(file.parent / "recipe.yaml").epochs > 0
+
+
+def test_batch_statistics_of_the_mixture_papers_are_of_32_images() -> None:
+    """4096 images over 128 GPUs, each with statistics of its own."""
+    for name in ("mix-adversarial-paper", "mix-mbn-paper", "mix-mixed-paper", "mix-running-paper"):
+        assert read_recipe(name).norm.synchronize is False
+
+
+@pytest.mark.parametrize("name", ["ada-adv-l2-paper", "ada-adv-linf-paper"])
+def test_adversarially_trained_source_networks_are_chosen_by_robust_accuracy(name: str) -> None:
+    recipe = read_recipe(name)
+    assert recipe.validation.choose == "robust"
+    assert recipe.validation.attack.budget == recipe.objective.attack.budget
 
 
 def test_defaults_are_finite_and_frozen() -> None:
     recipe = Recipe()
-    assert math.isfinite(recipe.optimiser.lr)
+    assert math.isfinite(recipe.optimizer.lr)
     with pytest.raises(AttributeError):
         recipe.epochs = 3  # type: ignore[misc]
 
@@ -222,9 +260,12 @@ def test_defaults_are_finite_and_frozen() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"objective": train.Apart(samples=6), "accumulate": 4}, "samples=6 cannot be shared out among 4"),
-        ({"objective": train.Apart(samples=32)}, "over 32 of the batch's images, .* only 16"),
-        ({"objective": train.SAM(inner=train.Apart(groups=5))}, "16 images cannot be split into 5"),
+        ({"objective": train.APART(samples=6), "accumulate": 4}, "samples=6 cannot be split over 4"),
+        ({"objective": train.APART(samples=32)}, "takes 32 images of the batch, which has only 16"),
+        (
+            {"objective": train.SAM(inner=train.APART(groups=5))},
+            "16 images of the second pass cannot be split into 5",
+        ),
         ({"objective": train.SAM(inner=train.AdvBN()), "compile": "inductor"}, "leave compile out"),
         ({"schedule": Schedule(kind="step", milestones=(5, 15))}, "within the 10 epochs, found 5, 15"),
         ({"schedule": Schedule(warmup=10)}, "takes all 10 of them"),
@@ -232,8 +273,11 @@ def test_defaults_are_finite_and_frozen() -> None:
             {"validation": Validation(attack=attacks.FGSM()), "data": Data(validation=0)},
             "validation.attack needs images",
         ),
-        ({"objective": train.Apart(groups=5)}, "16 images cannot be split into 5 equal groups"),
-        ({"norm": Norm(frozen=True, running_learn=True)}, "does not go with norm.running_learn"),
+        (
+            {"objective": train.APART(groups=5)},
+            "16 images of the second pass cannot be split into 5 equal groups",
+        ),
+        ({"norm": Norm(frozen=True, running_learn=True)}, "but norm.running_learn updates them"),
     ],
 )
 def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any], told: str) -> None:
@@ -243,7 +287,7 @@ def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any
 
 @pytest.mark.parametrize("kind", [kind for kind in OBJECTIVES.values() if kind is not train.SAM])
 def test_a_share_that_cannot_be_is_refused_by_every_objective(kind: type) -> None:
-    with pytest.raises(BadInput, match="label_smoothing is a share"):
+    with pytest.raises(BadInput, match="label_smoothing is a fraction"):
         kind(label_smoothing=1.5)
 
 
@@ -263,8 +307,8 @@ def test_a_list_of_augmentations_is_as_good_as_a_tuple() -> None:
 
 
 def test_overrides_do_not_undo_one_another() -> None:
-    recipe = read_recipe("smoke", {"optimiser.kind": "sgd"})
-    assert recipe.optimiser == read_recipe("smoke").optimiser
+    recipe = read_recipe("smoke", {"optimizer.kind": "sgd"})
+    assert recipe.optimizer == read_recipe("smoke").optimizer
     given = {"objective.attack.steps": "3", "objective.attack.kind": "cw", "objective": "mixture"}
     for order in (given, dict(reversed(given.items()))):
         attack = read_recipe("smoke", order).objective.attack
@@ -273,6 +317,6 @@ def test_overrides_do_not_undo_one_another() -> None:
 
 
 def test_parts_of_a_step_share_groups_and_samples() -> None:
-    apart = train.SAM(inner=train.Apart(groups=8, samples=32)).in_parts(4).inner
+    apart = train.SAM(inner=train.APART(groups=8, samples=32)).in_parts(4).inner
     assert (apart.groups, apart.samples) == (2, 8)
-    assert train.Apart(groups=1).in_parts(4).groups == 1
+    assert train.APART(groups=1).in_parts(4).groups == 1

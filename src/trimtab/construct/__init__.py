@@ -1,23 +1,23 @@
-"""Image sets made with models: robust and non-robust features, and images that AdvBN makes.
+"""Image sets constructed with models: robust and non-robust features, and AdvBN images.
 
-features       D_R, D_NR: images whose penultimate feature is another's
-labels         D_rand, D_det, D_conflict: images that carry a label only a network can read
+features       D_R, D_NR: images with the penultimate features of other images
+labels         D_rand, D_det, D_conflict: images relabeled by a targeted attack
 build          any of them over a whole set, resumable, saved as npz with its provenance
-transfer       features extracted from each source, read by each target
-autoencoder    an encoder out of any classifier, and a decoder trained for it
-painter        such an encoder and decoder, kept in a file
-advbn_images   encoder, AdvBN on its features, decoder: what AdvBN looks like
+transfer       accuracy of each target network on the features of each source network
+autoencoder    an encoder cut from any classifier, and a decoder trained for it
+painter        a trained autoencoder, with its decoder cached in a file
+advbn_images   encoder, AdvBN on its features, decoder: AdvBN as images
 """
 
 from trimtab.construct.advbn_images import AdvBNImages
 from trimtab.construct.autoencoder import Autoencoder, Decoder, train_decoder
 from trimtab.construct.build import KINDS, Construction, build, construction, place_for, recorded
 from trimtab.construct.features import FeatureMatch
-from trimtab.construct.labels import Relabelled
+from trimtab.construct.labels import Relabeled
 from trimtab.construct.painter import painter
 from trimtab.construct.transfer import transfer
 
 __all__ = [
-    "KINDS", "AdvBNImages", "Autoencoder", "Construction", "Decoder", "FeatureMatch", "Relabelled", "build",
+    "KINDS", "AdvBNImages", "Autoencoder", "Construction", "Decoder", "FeatureMatch", "Relabeled", "build",
     "construction", "painter", "place_for", "recorded", "train_decoder", "transfer",
 ]  # fmt: skip

@@ -1,12 +1,12 @@
-"""What AdvBN looks like: images painted from features whose statistics were pushed to hurt a classifier.
+"""AdvBN images: decoded features whose statistics were perturbed adversarially.
 
-Idea      z = encoder(x); perturb its channel statistics against classifier(decoder(z)); paint the result
+Idea      z = encoder(x); perturb its channel statistics against classifier(decoder(z)); decode the result
 Paper     Shu et al., AdvBN, section 3 and appendix B (ImageNet-AdvBN): 6 steps of 0.2, eps 1.1, batches of 32
-          in the set's own order (ImageNet's is sorted by class, so that a batch holds one or two)
+          in the set's own order (ImageNet is sorted by class: a batch contains one or two)
 Control   `identical=True`: the same encoder and decoder without the perturbation
-Norm      running statistics everywhere; the perturbed feature need not be a norm layer's
+Norm      running statistics everywhere; the perturbed feature need not be the output of a norm layer
 Cost      `steps` forward/backward passes of decoder and classifier per batch
-Careful   the perturbation is shared by a batch: batches must be those of the published set to compare
+Careful   the perturbation is shared by a batch: compare sets of the same batches only
 """
 
 from __future__ import annotations
@@ -18,35 +18,40 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.attacks.feature import ascend, perturbed
-from trimtab.attacks.guard import guard
 from trimtab.construct.autoencoder import Autoencoder
 from trimtab.data import Batch, Images
+from trimtab.runtime import guard
 
 
 @dataclass(frozen=True)
 class AdvBNImages:
-    """A construction: `build(AdvBNImages(auto), classifier, images, out)`; its batches are of 32."""
+    """Construct AdvBN images, as in `build(AdvBNImages(auto), classifier, images, out)`."""
 
     auto: Autoencoder
+    """Encoder, and the decoder trained for it."""
     eps: float = 1.1
     """Radius of every relative change of a statistic."""
     steps: int = 6
+    """Gradient steps."""
     step: float = 0.2
+    """Length of a step."""
     identical: bool = False
-    """Only reconstruct: the control."""
+    """Reconstruct without a perturbation: the control."""
     batch: int = 32
+    """Images that share a perturbation."""
     version: ClassVar[int] = 1
 
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        made = [
-            self._one(model, x, y)
+        """Return the AdvBN images of `batch`, and its labels."""
+        parts = [
+            self._perturbed(model, x, y)
             for x, y in zip(batch.x.split(self.batch), batch.y.split(self.batch), strict=True)
         ]
-        return torch.cat(made), batch.y
+        return torch.cat(parts), batch.y
 
-    def _one(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def _perturbed(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         size, rectify = x.shape[2:], self.auto.rectified
         with guard(model), guard(self.auto):
             z = self.auto.encode(x)

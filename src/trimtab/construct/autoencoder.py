@@ -1,11 +1,11 @@
-"""An encoder out of any classifier, and a decoder that paints its features back.
+"""An encoder cut from any classifier, and a decoder that reconstructs images from its features.
 
-The encoder is the front of a network, cut behind a named module and fixed. The decoder mirrors it in the
-manner of AdaIN's (Huang and Belongie 2017): reflection padding, 3x3 convolutions, nearest upsampling, no
-normalisation; trained here with pixel error and a little total variation, as AdvBN's public code does.
+The encoder is the front of a network up to a named module, with fixed weights. The decoder mirrors it like
+AdaIN's (Huang and Belongie 2017): reflection padding, 3x3 convolutions, nearest upsampling, no
+normalization. It is trained with the pixel error and a small total variation, as in AdvBN's public code.
 
     VGG-19 of torchvision     Autoencoder.of(trimtab.load("torchvision:vgg19+pretrained"), "net.features.20")
-    ResNet, the paper's second variant        cut behind its first stage, "net.layer1"
+    ResNet, the paper's second variant        cut after its first stage, "net.layer1"
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab import draws, models, norm
+from trimtab import models, norm, rng
 from trimtab.data import Images, Loader
 from trimtab.types import BadInput
 
 
 class Decoder(nn.Sequential):
-    """From features (N, C, H / 2^k, W / 2^k) to images (N, channels, H, W) in [0, 1]."""
+    """Maps features (N, C, H / 2^k, W / 2^k) to images (N, channels, H, W) in [0, 1]."""
 
     def __init__(self, features: int, channels: int, doublings: int) -> None:
         layers: list[nn.Module] = []
@@ -49,28 +49,28 @@ class Autoencoder(nn.Module):
     """A fixed encoder and its decoder."""
 
     recipe = ""
-    """What its decoder was trained by, if that tells it from others; else its weights do."""
+    """Identifies how the decoder was trained; if empty, its weights identify it."""
 
     def __init__(self, encoder: nn.Module, decoder: Decoder, rectified: bool) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
         self.rectified = rectified
-        """Whether the feature is one that a ReLU gave: what AdvBN makes of it is then rectified, too."""
+        """Whether the feature is non-negative (a ReLU's output): the perturbed one is then rectified."""
 
     @classmethod
     def of(cls, model: nn.Module, name: str, seed: int = 0) -> Autoencoder:
-        """Cut `model` behind the module `name`; the decoder starts untrained."""
+        """Cut `model` after the module `name`; the decoder is untrained."""
         front, _ = models.cut(model, name)
         spec = model.spec if isinstance(model, models.Pixels) else None
         if spec is None:
             raise BadInput("the encoder's model must know its input; wrap it with trimtab.models.wrap")
-        front = norm.copied(front).eval().requires_grad_(False)  # the model given keeps its own layers
+        front = norm.clone(front).eval().requires_grad_(False)  # the given model is not modified
         like = next(front.parameters())
         with torch.no_grad():
-            z = front(draws.uniform(like.new_empty(2, spec.channels, *spec.size), seed, [0, 1]))
+            z = front(rng.uniform(like.new_empty(2, spec.channels, *spec.size), seed, [0, 1]))
         if not isinstance(z, Tensor) or z.dim() != 4:
             raise BadInput(
-                f"behind {name!r} more than one feature map crosses; models.cuts(model) lists good places"
+                f"after {name!r} there is more than one feature map; models.cuts(model) lists where to cut"
             )
         doublings = round(math.log2(spec.size[0] / z.shape[2]))
         with torch.random.fork_rng():
@@ -79,11 +79,13 @@ class Autoencoder(nn.Module):
         return cls(front, decoder, rectified=bool((z >= 0).all()))
 
     def encode(self, x: Tensor) -> Tensor:
+        """Return the features of images."""
         with torch.no_grad():
             z: Tensor = self.encoder(x)
         return z
 
     def decode(self, z: Tensor, size: tuple[int, ...]) -> Tensor:
+        """Return the images (N, channels, *size) decoded from features."""
         x: Tensor = self.decoder(z)
         return x if x.shape[2:] == size else F.interpolate(x, size=size, mode="bilinear", align_corners=False)
 
@@ -98,27 +100,38 @@ def train_decoder(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> float:
-    """Teach the decoder to paint the encoder's features back; the last epoch's mean pixel error."""
+    """Train the decoder to reconstruct images; return the mean pixel error of the last epoch.
+
+    Args:
+        auto: The autoencoder, whose decoder is trained.
+        images: The training images.
+        epochs: Number of epochs.
+        batch_size: Images per step.
+        lr: Learning rate of Adam.
+        variation: Weight of the total variation.
+        seed: Seed of the order of the images.
+        progress: Called with the number of epochs done, and of all epochs.
+    """
     if epochs < 1:
         raise BadInput(f"a decoder is trained for 1 epoch or more, found {epochs}")
     batch_size = min(batch_size, len(images))
-    optimiser = torch.optim.Adam(auto.decoder.parameters(), lr)
+    optimizer = torch.optim.Adam(auto.decoder.parameters(), lr)
     loader = Loader(images, batch_size, seed=seed, drop_last=True)
     auto.decoder.train()
     like = next(auto.decoder.parameters())
     error = 0.0
     for epoch in range(epochs):
-        total = 0.0
+        sum_of_losses = 0.0
         for batch in loader.at(epoch):
             x = batch.x.to(like.device, like.dtype)
-            painted = auto.decode(auto.encode(x), x.shape[2:])
-            loss = F.mse_loss(painted, x)
-            rough = painted.diff(dim=2).abs().sum() + painted.diff(dim=3).abs().sum()
-            optimiser.zero_grad()
-            (loss + variation * rough).backward()
-            optimiser.step()
-            total += float(loss.detach())
-        error = total / len(loader)
+            decoded = auto.decode(auto.encode(x), x.shape[2:])
+            loss = F.mse_loss(decoded, x)
+            total_variation = decoded.diff(dim=2).abs().sum() + decoded.diff(dim=3).abs().sum()
+            optimizer.zero_grad()
+            (loss + variation * total_variation).backward()
+            optimizer.step()
+            sum_of_losses += float(loss.detach())
+        error = sum_of_losses / len(loader)
         if progress is not None:
             progress(epoch + 1, epochs)
     auto.decoder.eval()

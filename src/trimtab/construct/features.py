@@ -1,73 +1,112 @@
-"""D_R and D_NR: images that a network cannot tell from others, made from images that show something else.
+"""D_R and D_NR: images with the features that a network computes for a reference image.
 
-Idea      from another image x0, walk down ||g(x) - g(x_ref)||_2, g the penultimate feature; the result
-          shows the features of x_ref that this network uses. A robust network gives D_R, a standard one D_NR.
-Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), section 6
-Steps     1000 of 0.1 along the l2-normalised gradient, unbounded, clipped to [0, 1], no random start
-Label     that of x_ref (Ilyas et al.), or what the network says of the result (the LIGS authors' code)
-ReLU      at the last ReLU gradients pass straight through: a dead feature must be able to come alive
-Norm      running statistics of the branch in use, not learning
+Idea      from a start image x0 of another class, descend ||g(x) - g(x_ref)||_2, g the penultimate feature;
+          the result has those features of x_ref that this network uses. A robust network gives D_R, a
+          standard one D_NR
+Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), sections 4.2, B.3 and E
+Steps     1000 of 0.1 along the l2-normalized gradient, unbounded, clipped to [0, 1], no random start
+Label     that of x_ref (Ilyas et al.), or the network's prediction on the result (the LIGS authors' code)
+Gradient  straight-through at the last activation before g: a feature that is zero must be able to become
+          positive
+Norm      running statistics of the branch in use, not updated
 Cost      `steps` forward/backward passes to the image
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from trimtab import draws, models, norm
-from trimtab.attacks.base import check_images
+from trimtab import models, norm, rng
+from trimtab._accel import accelerate
 from trimtab.attacks.geometry import project, unit
-from trimtab.attacks.guard import fast, guard
 from trimtab.data import Batch, Images
+from trimtab.runtime import check_images, guard
 from trimtab.types import L2, BadInput
 
-_PARTNER = draws.purpose("partner")
+_PARTNER = rng.purpose("partner")
+_LABELS = ("reference", "network")
+_STARTS = ("other label", "any")
 
 
 @dataclass(frozen=True)
 class FeatureMatch:
+    """Construct D_R or D_NR: images with the penultimate features of other images."""
+
     steps: int = 1000
     """Gradient steps."""
     step: float = 0.1
     """Length of a step (l2)."""
     eps: float | None = None
-    """How far (l2) from the start the image may go; anywhere if None."""
+    """Largest l2 distance from the start; unbounded if None."""
     label: str = "reference"
-    """"reference": that of the image whose feature is matched; "network": what the network says."""
-    version: ClassVar[int] = 1
+    """"reference": the label of the image whose feature is matched; "network": the network's prediction."""
+    start: str = "other label"
+    """"other label": start from an image whose label differs from the reference's (the papers); "any": from
+    any image of the set, the reference itself included."""
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if self.label not in ("reference", "network"):
+        if self.label not in _LABELS:
             raise BadInput(f'label must be "reference" or "network", found {self.label!r}')
+        if self.start not in _STARTS:
+            raise BadInput(f'start must be "other label" or "any", found {self.start!r}')
         if self.steps < 0 or self.step <= 0:
             raise BadInput(f"matching needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
 
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Images with the features of `batch`, and their labels. They start from the set's images in another
-        order, in which one or two may keep their place."""
+        """Return images with the features of `batch`, and their labels; the start images are from the set."""
         check_images(batch.x, batch.y)
-        order = draws.permutation(len(images), seed, _PARTNER)
-        start = images.take(order[batch.ids % len(images)]).x.to(batch.x)
+        positions = partners(images, batch, seed, self.start == "other label")
+        start = images.take(positions).x.to(batch.x)
         with guard(model):
-            made = match(model, batch.x, start, self.steps, self.step, self.eps)
+            x = match(model, batch.x, start, self.steps, self.step, self.eps)
             if self.label == "reference":
-                return made, batch.y
+                return x, batch.y
             with torch.no_grad():
-                return made, model(made).argmax(1)
+                return x, model(x).argmax(1)
+
+
+def partners(images: Images, batch: Batch, seed: int, other_label: bool) -> Tensor:
+    """Return the position in `images` of each start image.
+
+    The set is shuffled by the seed; an image starts from the one at the position of its id, or with
+    `other_label` from the next one of a different label.
+    """
+    n = len(images)
+    order = rng.permutation(n, seed, _PARTNER)
+    places = batch.ids.cpu() % n
+    if not other_label:
+        return order[places]
+    labels, y = images.labels.cpu(), batch.y.cpu()
+    if bool((labels == labels[0]).all()):
+        raise BadInput(
+            "all images of the set have the same label, so none can start from another; give one of several "
+            'classes, or start="any"'
+        )
+    for _ in range(n):
+        same = labels[order[places]] == y
+        if not bool(same.any()):
+            break
+        places = torch.where(same, (places + 1) % n, places)
+    return order[places]
 
 
 def match(
     model: nn.Module, reference: Tensor, start: Tensor, steps: int, step: float, eps: float | None
 ) -> Tensor:
-    """Walk from `start` to an image whose penultimate feature is that of `reference`. `model` is guarded."""
-    features = fast(straight_through(models.penultimate(model)), start)
+    """Return images that match the penultimate features of `reference`, by gradient descent from `start`.
+
+    The caller guards the model.
+    """
+    features = accelerate(straight_through(models.penultimate(model)), start)
     with torch.no_grad():
         goal = features(reference)
     x = start.detach().clone()
@@ -82,31 +121,124 @@ def match(
 
 
 class StraightThrough(nn.Module):
-    """A ReLU whose gradient is that of the identity."""
+    """Apply an activation with the gradient of the identity."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + (x.relu() - x).detach()
+        """Return activation(x); its backward pass returns the gradient unchanged."""
+        y: Tensor = x + (self.activation(x.clone()) - x).detach()  # it may be in-place
+        return y
+
+
+class _Call(nn.Module):
+    """A function or method call of a traced graph, as a module of one tensor."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.node = node
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the result of the call for x."""
+        rest, options = self.node.args[1:], self.node.kwargs
+        if self.node.op == "call_method":
+            y: Tensor = getattr(x, str(self.node.target))(*rest, **options)
+        else:
+            y = self.node.target(x, *rest, **options)  # type: ignore[operator]
+        return y
 
 
 def straight_through(features: nn.Module) -> nn.Module:
-    """A copy of a traced network in which the last ReLU, wherever it stands, lets gradients through."""
-    copied = norm.copied(features)
+    """Return a copy of a traced network whose last activation has the straight-through gradient.
+
+    That is the last activation, of any class, on every path from the image to the output: neither a gate of
+    a squeeze-excite block nor an activation inside a residual branch. A network without one is returned
+    unchanged, with a warning.
+    """
+    copied = norm.clone(features)
     graphs = [module for module in copied.modules() if isinstance(module, fx.GraphModule)]
-    for module in graphs:
-        layers = dict(module.named_modules())
-        relus = [
-            node
-            for node in module.graph.nodes
-            if (node.op == "call_module" and isinstance(layers[str(node.target)], nn.ReLU))
-            or (node.op == "call_function" and node.target in (torch.relu, F.relu))
-            or (node.op == "call_method" and node.target in ("relu", "relu_"))
-        ]
-        if relus:
-            last = relus[-1]
-            module.add_submodule("straight_through", StraightThrough())
-            with module.graph.inserting_after(last):
-                instead = module.graph.call_module("straight_through", (last.args[0],))
-            last.replace_all_uses_with(instead)
-            module.graph.erase_node(last)
-            module.recompile()
+    if not sum(_replace_last(module) for module in graphs):
+        warnings.warn(
+            "no activation is on every path to the penultimate feature, so there is no straight-through "
+            "gradient; features that are zero at the start may stay zero",
+            stacklevel=2,
+        )
     return copied
+
+
+def _replace_last(module: fx.GraphModule) -> bool:
+    """Replace the last dominating activation of a graph; return False if there is none."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    for node in reversed(module.graph.nodes):
+        activation = _activation(module, node)
+        if activation is None or not _dominates(node, output):
+            continue
+        parent, name, layer = activation
+        if parent is not None:  # inside a layer, such as timm's BatchNormAct2d
+            setattr(parent, name, StraightThrough(layer))
+            return True
+        module.add_submodule("straight_through", StraightThrough(layer))
+        with module.graph.inserting_after(node):
+            replacement = module.graph.call_module("straight_through", (node.args[0],))
+        node.replace_all_uses_with(replacement)
+        module.graph.erase_node(node)
+        module.recompile()
+        return True
+    return False
+
+
+def _activation(module: fx.GraphModule, node: fx.Node) -> tuple[nn.Module | None, str, nn.Module] | None:
+    """Return the activation that a node computes or ends with, as (parent, its name there, layer)."""
+    if node.op in ("call_function", "call_method"):
+        one_input = len(node.all_input_nodes) == 1 and node.args[:1] == (node.all_input_nodes[0],)
+        layer: nn.Module = _Call(node)
+        return (None, "", layer) if one_input and is_activation(layer) else None
+    if node.op != "call_module":
+        return None
+    layer = module.get_submodule(str(node.target))
+    if is_activation(layer):
+        return None, "", layer
+    if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        return None  # its activation is inside a residual branch
+    inside = [(layer, name, child) for name, child in layer.named_children() if is_activation(child)]
+    return inside[0] if len(inside) == 1 else None
+
+
+def is_activation(layer: nn.Module) -> bool:
+    """Return whether a layer is elementwise and nonlinear, by applying it to a few values."""
+    if isinstance(layer, nn.PReLU):  # elementwise, with one parameter per channel
+        return True
+    if next(layer.parameters(), None) is not None:
+        return False
+    x = torch.linspace(-4, 4, 64).view(2, 4, 2, 4)
+    order = rng.permutation(x.numel(), 0)
+    try:
+        with torch.no_grad():
+            y, shuffled = layer(x.clone()), layer(x.flatten()[order].view_as(x))
+    except Exception:  # not a function of one feature map: it may raise anything
+        return False
+    if not isinstance(y, Tensor) or y.shape != x.shape or not y.is_floating_point():
+        return False
+    differences = y.flatten().diff()
+    elementwise = torch.allclose(shuffled.flatten(), y.flatten()[order])
+    return elementwise and bool((differences - differences.mean()).abs().max() > 1e-4)
+
+
+def _dominates(node: fx.Node, output: fx.Node) -> bool:
+    """Return whether every path from an input of the graph to its output goes through `node`."""
+    return not any(node.op == "placeholder" for node in _upstream(output, node))
+
+
+def _upstream(output: fx.Node, without: fx.Node) -> Iterator[fx.Node]:
+    """Yield all nodes that `output` depends on other than through `without`."""
+    waiting: list[Any] = [output]
+    seen = {without, output}
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for before in node.all_input_nodes:
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)

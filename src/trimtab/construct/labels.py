@@ -1,12 +1,12 @@
-"""D_rand, D_det and D_conflict: images with a new label that only their non-robust features show.
+"""D_rand, D_det and D_conflict: images whose new label matches their non-robust features only.
 
-Idea      a small targeted step (l2 .5) makes a network see class t; the image is then labelled t
+Idea      a small targeted attack (l2 .5) makes a network predict class t; the image is then labeled t
             D_rand      t uniform over all classes, the true one included
             D_det       t = y + 1
-            D_conflict  as D_det, started from D_R images: robust features say y, non-robust ones y + 1
-Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), section 6
-Steps     100 of 0.1 along the l2-normalised gradient of the cross-entropy to t, no random start
-Norm      running statistics of the branch in use, not learning
+            D_conflict  as D_det, started from D_R images: robust features of y, non-robust ones of y + 1
+Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), sections 4.2, B.3 and E
+Steps     100 of 0.1 along the l2-normalized gradient of the cross-entropy to t, no random start
+Norm      running statistics of the branch in use, not updated
 Cost      `steps` forward/backward passes to the image
 """
 
@@ -18,23 +18,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws
-from trimtab.attacks.base import Victim, check_images, check_labels
-from trimtab.attacks.climbing import climb
-from trimtab.attacks.guard import fast, guard
+from trimtab import rng
+from trimtab._accel import accelerate
+from trimtab.attacks.base import AttackTask
 from trimtab.attacks.losses import ce_targeted
+from trimtab.attacks.pgd import fixed_steps
 from trimtab.data import Batch, Images
+from trimtab.runtime import check_images, check_labels, guard, unwrap
 from trimtab.types import L2, BadInput, Budget
 
-_TARGET = draws.purpose("new label")
+_TARGET = rng.purpose("new label")
 
 
 @dataclass(frozen=True)
-class Relabelled:
+class Relabeled:
+    """Construct D_rand, D_det or D_conflict: images attacked towards a class, with that class as label."""
+
     target: str = "random"
     """"random": uniform over all classes; "next": y + 1."""
     budget: Budget = field(default_factory=lambda: L2(0.5))
-    """Where the images may go."""
+    """Budget of the perturbation."""
     step: float = 0.1
     """Length of a step."""
     steps: int = 100
@@ -45,21 +48,21 @@ class Relabelled:
         if self.target not in ("random", "next"):
             raise BadInput(f'target must be "random" or "next", found {self.target!r}')
         if self.steps < 0 or self.step <= 0:
-            raise BadInput(f"relabelling needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
+            raise BadInput(f"relabeling needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
 
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Images of `batch` that the network takes for another class, and that class."""
+        """Return the images of `batch`, perturbed towards another class, and that class."""
         classes, ids = len(images.classes), batch.ids.tolist()
         if self.target == "next":
             goal = (batch.y + 1) % classes
         else:
-            goal = draws.integers(0, classes, seed, ids, _TARGET).to(batch.y)
+            goal = rng.integers(0, classes, seed, ids, _TARGET).to(batch.y)
         check_images(batch.x, batch.y)
         with guard(model):
             check_labels(model, batch.x, goal)
-            victim = Victim(fast(model, batch.x), batch.x, batch.y, seed, ids, coupled=False)
+            task = AttackTask(accelerate(unwrap(model), batch.x), batch.x, batch.y, seed, ids, coupled=False)
             start = batch.x.detach().clone(memory_format=torch.channels_last)
-            found = climb(victim, start, goal, ce_targeted, self.budget, self.steps, self.step)
-        return found.x, goal
+            result = fixed_steps(task, start, goal, ce_targeted, self.budget, self.steps, self.step)
+        return result.x, goal

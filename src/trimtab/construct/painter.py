@@ -1,7 +1,7 @@
-"""An autoencoder whose decoder is trained once and kept beside what is painted with it.
+"""A trained autoencoder, with its decoder cached in a file.
 
-Training is not the same to the bit with other threads or on another machine, so a decoder is known by what it
-was trained on, and not by its weights: a set that was begun with it can be finished anywhere.
+Training is not bit-identical with other thread counts or on another machine, so a decoder is identified by
+how it was trained, not by its weights: a set can be resumed on any machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import nn
 
 from trimtab import norm
 from trimtab.construct.autoencoder import Autoencoder, train_decoder
-from trimtab.construct.build import held, keep
+from trimtab.construct.build import load_tensors, save_tensors
 from trimtab.data import Images
-from trimtab.keys import digest, weights
+from trimtab.runtime.fingerprint import digest, of_model
 
 VERSION = 1
 
@@ -29,15 +29,25 @@ def painter(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Autoencoder:
-    """`model` cut behind the module `cut`, with a decoder trained on `images`, or read from `folder`."""
+    """Return an autoencoder of `model` cut after a module; its decoder is trained once and then cached.
+
+    Args:
+        model: The model that the encoder is cut from.
+        cut: Name of the last module of the encoder.
+        images: Training images of the decoder.
+        folder: Folder of the cached decoder.
+        epochs: Training epochs of the decoder.
+        seed: Seed of its weights and of the order of the images.
+        progress: Called with the number of epochs done, and of all epochs.
+    """
     auto = Autoencoder.of(model, cut, seed)
-    about = {"model": weights(model), "branch": norm.in_force(model), "cut": cut, "version": VERSION}
+    about = {"model": of_model(model), "branch": norm.active_branch(model), "cut": cut, "version": VERSION}
     auto.recipe = digest({**about, "data": images.digest, "epochs": epochs, "seed": seed})
     path = Path(folder) / f".decoder-{auto.recipe[:16]}.safetensors"
-    known = held(path)
-    if known is None:
+    cached = load_tensors(path)
+    if cached is None:
         train_decoder(auto, images, epochs, seed=seed, progress=progress)
-        keep(path, auto.decoder.state_dict())
+        save_tensors(path, auto.decoder.state_dict())
     else:
-        auto.decoder.load_state_dict(known)
+        auto.decoder.load_state_dict(cached)
     return auto.eval()

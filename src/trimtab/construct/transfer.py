@@ -1,8 +1,8 @@
-"""Transferability of features: what one network put into an image, can another read it?
+"""Transferability of features: how well target networks classify images made with a source network.
 
-Features are extracted from each source by any construction: by matching its penultimate feature, as D_R and
-D_NR are made (LIGS paper, table 3 and appendix B.3), unless another is given. Each target is then asked for
-the label that they carry. Rows are sources, columns targets.
+Features are extracted from each source by any construction: by matching its penultimate feature, as in
+D_R and D_NR (LIGS paper, table 3 and appendix B.3), unless another is given. Each target is scored against
+the source's own prediction on the constructed image: the true label would limit the score of a weak source.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from trimtab.attacks.guard import guard
 from trimtab.construct.build import Construction
 from trimtab.construct.features import FeatureMatch
 from trimtab.data import Images
+from trimtab.runtime import guard
 
 
 def transfer(
@@ -26,14 +26,23 @@ def transfer(
     batch_size: int = 250,
     seed: int = 0,
 ) -> list[dict[str, float | str]]:
-    """The share of a source's images that each target reads as they are meant."""
-    method = method or FeatureMatch()
+    """Return, per source and target, the accuracy of the target on the images of the source.
+
+    Args:
+        sources: Networks that the images are constructed with, by name.
+        targets: Networks that classify them.
+        images: The set whose features are extracted.
+        method: The construction, which labels its images; by default `FeatureMatch(label="network")`.
+        batch_size: Images per batch.
+        seed: Seed of the construction.
+    """
+    method = method or FeatureMatch(label="network")
     counts = {(s, t): 0 for s in sources for t in targets}
     for batch in images.batches(batch_size):
         for source, model in sources.items():
             x, label = method(model, batch.beside(model), images, seed)
-            for target, reader in targets.items():
-                with guard(reader), torch.no_grad():
-                    counts[source, target] += int((reader(x).argmax(1) == label).sum())
+            for target, classifier in targets.items():
+                with guard(classifier), torch.no_grad():
+                    counts[source, target] += int((classifier(x).argmax(1) == label).sum())
     n = len(images)
     return [{"source": s, "target": t, "accuracy": count / n} for (s, t), count in counts.items()]

@@ -2,17 +2,21 @@
 
 Idea      every norm layer computes gamma (1 + d_sigma)(x - (1 + d_mu) mu) / sigma + beta. A first pass over
           the batch of M images at d = 0 gives the gradients for the weights (g) and for all d; then
-          d = eps sign(gradient), and a second pass over N of the images, in n groups with statistics of
-          their own, gives the gradient h of the defence. The step is M/(M+N) g + N/(M+N) h
+          d = eps sign(gradient), and a second pass over N of the images, in n groups with separate
+          statistics, gives the weights' gradient h at d. The optimizer gets M/(M+N) g + N/(M+N) h
 Paper     "Adversarially perturbed batch normalization", Algorithm 1 (whose last line and step 2 print
-          g_theta for g_phi); with `sam_rho` APART-SAM, section 3.3: weights and statistics are moved
-          together, both as the first pass says
-Norm      first pass: none turned, the stock fused kernel; the gradient for d follows from those of gamma
-          and beta (`norm.shift_gradients`). Second pass: shift, groups, update off
+          g_theta for g_phi); with `sam_rho` APART-SAM, section 3.3: weights and statistics are perturbed
+          together, both by the gradient of the first pass
+Norm      first pass: no knob, the stock fused kernel; the gradient for d follows from those of gamma
+          and beta (`norm.shift_gradients`). Second pass: `shift`, `groups`, and `update` off
 Cost      1 + N/M forward and backward passes
-Changed   gradients flow through the statistics everywhere, as Eq. 3 is printed; the public code stops them at
-          the mean that d_mu multiplies (`stop_gradient`). Groups are contiguous (there: strided). The N
-          images are the first of a seeded permutation, in their own order when N = M
+Changed   gradients flow through all statistics, as in Eq. 3; the public code stops them at the mean that
+          d_mu multiplies (`stop_gradient`). Groups are contiguous (public code: strided). The N images are
+          the first of a seeded permutation, or the batch in its order if N = M.
+          Where the gradient of a d is zero mathematically (a norm layer whose output another one normalizes
+          without an activation between, as in linear bottlenecks; a mean of zero), only a rounding error is
+          left, whose sign is arbitrary. Gradients below `zero_below` of the layer's largest count as zero;
+          the public code takes the sign of the rounding error
 Controls  eps = 0 (groups alone: ghost batch norm), `attack="random"` (random signs)
 Beware    at equal cost the paper's own comparison is mixed: on ImageNet APART at twice the budget
           loses to standard training at twice the budget
@@ -20,60 +24,82 @@ Beware    at equal cost the paper's own comparison is mixed: on ImageNet APART a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from trimtab import draws, norm
+from trimtab import norm, rng
 from trimtab.attacks import RandomSign
-from trimtab.norm.synchronise import local_groups, world_size
-from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, cross_entropy
-from trimtab.train.processes import gather, rank
-from trimtab.train.two_player import Attacker, climb_weights, play
-from trimtab.types import BadInput
+from trimtab.norm.synchronize import local_groups, world_size
+from trimtab.train._loop.processes import gather, rank
+from trimtab.train.base import (
+    Objective,
+    Parts,
+    Passes,
+    Step,
+    check_smoothing,
+    isolated_gradients,
+    method_card,
+)
+from trimtab.train.two_pass import ascent_in_ball, moved_weights
+from trimtab.types import BadInput, number, radius
 
-_SUBSET = 12  # what the random draw is for
+_SUBSET = 12  # purpose of the random permutation
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
-class Apart(Objective):
-    eps: float = 0.1
-    """Radius of every d: statistics move by up to this share of themselves."""
+class APART(Objective):
+    """APART: train on adversarially perturbed batch-norm statistics as well (Algorithm 1 of its paper).
+
+    Args:
+        eps: Radius of the perturbation d: each statistic moves by at most this fraction of itself.
+        groups: Number n of groups in the second pass, over all processes; each group has its own statistics.
+        samples: Number N of images in the second pass; all M images of the batch if None.
+        sam_rho: Also perturb the weights, as SAM does with this radius: APART-SAM.
+        attack: How the statistics move: by the "sign" of the gradient, or at "random" as a control.
+        stop_gradient: Treat the statistics that d_mu multiplies as constants, as the public code does.
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
+        zero_below: Gradients of d below this fraction of the layer's largest affine gradient have sign 0. If
+            None, 1000 times the precision of the dtype (1.2e-4 in float32); 0 gives every rounding error a
+            sign, as the public code does.
+    """
+
+    eps: float | str = 0.1
     groups: int = 1
-    """n, groups of the second pass (over all processes), each with statistics of its own."""
     samples: int | None = None
-    """N, images of the second pass; all M if not given."""
-    sam_rho: float | None = None
-    """Also move the weights, as SAM does with this radius: APART-SAM."""
+    sam_rho: float | str | None = None
     attack: str = "sign"
-    """How statistics move: by the gradient's "sign", or at "random" as a control."""
     stop_gradient: bool = False
-    """Take the statistics that d_mu multiplies as constants, as the public code does."""
     label_smoothing: float = 0.0
-    """Share of each label spread evenly over all classes."""
+    zero_below: float | str | None = None
     reads_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
-        if self.eps < 0 or (self.sam_rho or 0) < 0:
-            raise BadInput(f"radii must not be negative, found eps={self.eps}, sam_rho={self.sam_rho}")
+        object.__setattr__(self, "eps", radius(self.eps))
+        for name in ("sam_rho", "zero_below"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, number(getattr(self, name)))
+        if float(self.sam_rho or 0) < 0:
+            raise BadInput(f"a radius must not be negative, found sam_rho={self.sam_rho}")
+        if self.zero_below is not None and not 0 <= float(self.zero_below) < 1:
+            raise BadInput(f"zero_below is a fraction from 0 to below 1, found {self.zero_below}")
         if self.groups < 1 or (self.samples is not None and self.samples < self.groups):
             raise BadInput(
-                "the second pass needs at least one group, and an image in each, found "
+                "the second pass needs at least one group and one image in each, found "
                 f"samples={self.samples} and groups={self.groups}"
             )
         if self.attack not in ("sign", "random"):
             raise BadInput(f'attack must be "sign" or "random", found {self.attack!r}')
 
-    def in_parts(self, parts: int) -> Apart:
-        """Groups keep their size, or are the parts where these are smaller; N keeps its share."""
+    def in_parts(self, parts: int) -> APART:
+        """Keep the size of groups (at most one part), and the fraction of images in the second pass."""
         if (self.groups % parts and parts % self.groups) or (self.samples or 0) % parts:
             raise BadInput(
-                f"groups={self.groups} and samples={self.samples} cannot be shared out among {parts} parts"
+                f"groups={self.groups} and samples={self.samples} cannot be split over {parts} parts"
             )
         groups, samples = max(self.groups // parts, 1), self.samples and self.samples // parts
         return replace(self, groups=groups, samples=samples)
@@ -81,80 +107,90 @@ class Apart(Objective):
     def check(self, batch: int, running: bool, compiled: bool) -> None:
         self.images(batch)
         if running:
-            raise BadInput("APART perturbs batch statistics, so it cannot train with running ones")
+            raise BadInput("APART perturbs batch statistics, so it cannot train with running statistics")
 
     def images(self, batch: int) -> int:
-        """N of a batch of so many images, if the batch has them and the groups come out even."""
+        """Return N for a batch of this size; raise BadInput if it does not fit the batch or the groups."""
         n = batch if self.samples is None else self.samples
         if n > batch:
-            raise BadInput(f"the second pass is over {n} of the batch's images, but there are only {batch}")
+            raise BadInput(f"the second pass takes {n} images of the batch, which has only {batch}")
         if n % self.groups:
-            raise BadInput(f"the second pass's {n} images cannot be split into {self.groups} equal groups")
+            raise BadInput(
+                f"the {n} images of the second pass cannot be split into {self.groups} equal groups"
+            )
         return n
 
     def passes(self, batch: int) -> Passes:
         return Passes(1, 1).plus((self.samples or batch) / batch)
 
     def run(self, step: Step) -> Parts:
-        if not norm.layers(step.model):
-            raise BadInput("APART perturbs batch-norm statistics, and this model has no batch-norm layer")
-        if not any(layer.source_now() == "batch" for layer in norm.layers(step.model).values()):
-            raise BadInput("APART perturbs batch statistics, and this model is in eval mode: model.train()")
+        _require_batch_statistics(step.model)
         m = len(step.x) * world_size()
         n = self.images(m)
-        observed: list[norm.Seen] = []
+        with isolated_gradients(step.model) as phi:
+            loss, logits, statistics = self._first_pass(step, m / (m + n))  # g_phi and g_theta at theta = 0
+            theta = self._attack(step, statistics, phi)  # theta = eps sign(g_theta)
+            delta = ascent_in_ball(phi, float(self.sam_rho)) if self.sam_rho else [None] * len(phi)
+            x, y = subset(step.x, step.y, n, step.seed)
+            groups = self._groups(step.model)
+            with moved_weights(phi, delta), norm.use(step.model, shift=theta, groups=groups, update=False):
+                defended = step.loss(step.model(x), y, self.label_smoothing)
+                step.backward(n / (m + n) * defended, True)  # adds h_phi
+        loss_weights = {"loss": m / (m + n), "defended_loss": n / (m + n)}
+        return Parts({"loss": loss, "defended_loss": defended}, logits, loss_weights)
 
-        def first() -> Parts:
-            with norm.observe(step.model) as seen:
-                loss = cross_entropy(step.model(step.x), step.y, self.label_smoothing)
-                calls = seen.calls.copy()
-                step.backward(m / (m + n) * loss, False)
-            seen.calls = calls  # activation checkpointing repeats them in the backward pass
-            observed.append(seen)
-            return {"loss": loss}
+    def _first_pass(self, step: Step, weight: float) -> tuple[Tensor, Tensor, norm.Observations]:
+        with norm.observe(step.model) as statistics:
+            logits = step.model(step.x)
+            loss = step.loss(logits, step.y, self.label_smoothing)
+            calls = statistics.calls.copy()  # activation checkpointing repeats calls in the backward pass
+            step.backward(weight * loss, False)
+        statistics.calls = calls
+        return loss, logits, statistics
 
-        def second() -> Parts:
-            x, y = some_of(step.x, step.y, n, step.seed)
-            loss = cross_entropy(step.model(x), y, self.label_smoothing)
-            step.backward(n / (m + n) * loss, True)
-            return {"loss": loss}
-
-        attackers: list[Attacker] = [partial(self._shift, step, observed)]
-        if self.sam_rho:
-            attackers.append(climb_weights(self.sam_rho))
-        return play(step.model, first, attackers, second, keep_first=True)
-
-    def _shift(
-        self, step: Step, observed: Sequence[norm.Seen], trained: Sequence[nn.Parameter]
-    ) -> AbstractContextManager[None]:
-        """The attacker of the statistics: each d goes to a corner of its cube."""
+    def _attack(
+        self, step: Step, statistics: norm.Observations, phi: list[nn.Parameter]
+    ) -> dict[str, norm.Shift]:
+        """Return each d at the corner of its cube that its gradient points to; 0 where the gradient is 0."""
         if self.attack == "random":
             corners = RandomSign(self.eps)(step.model, seed=step.seed)
         else:
-            gradients = {p: p.grad for p in trained if p.grad is not None}
-            slopes = norm.shift_gradients(step.model, observed[0], gradients)
+            gradients = {p: p.grad for p in phi if p.grad is not None}
+            tolerance = 1e3 * torch.finfo(phi[0].dtype).eps if self.zero_below is None else self.zero_below
+            g_theta = norm.shift_gradients(step.model, statistics, gradients, float(tolerance))
             corners = {
-                name: norm.Shift(_corner(d.mu, self.eps), _corner(d.sigma, self.eps))
-                for name, d in slopes.items()
+                name: norm.Shift(_corner(d.mu, float(self.eps)), _corner(d.sigma, float(self.eps)))
+                for name, d in g_theta.items()
             }
         through = not self.stop_gradient
-        shift = {name: norm.Shift(d.mu, d.sigma, through) for name, d in corners.items()}
-        pooled = any(layer.synchronised for layer in norm.layers(step.model).values())
-        groups = self.groups if pooled else local_groups(self.groups)  # else no layer counts them out
-        return norm.use(step.model, shift=shift, groups=groups)
+        return {name: norm.Shift(d.mu, d.sigma, through) for name, d in corners.items()}
+
+    def _groups(self, model: nn.Module) -> int:
+        pooled = any(layer.synchronized for layer in norm.layers(model).values())
+        return self.groups if pooled else local_groups(self.groups)  # else of this process alone
 
 
-def _corner(slope: Tensor | None, eps: float) -> Tensor | None:
-    return None if slope is None else eps * slope.sign()
+def _require_batch_statistics(model: nn.Module) -> None:
+    layers = norm.layers(model).values()
+    if not layers:
+        raise BadInput("APART perturbs batch-norm statistics, and this model has no batch-norm layer")
+    if not any(layer.source_now() == "batch" for layer in layers):
+        raise BadInput(
+            "APART perturbs batch statistics, and this model is in eval mode; call model.train() first"
+        )
 
 
-def some_of(x: Tensor, y: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """This process's part of n images: the first n of a permutation of the whole batch, split in order."""
+def _corner(gradient: Tensor | None, eps: float) -> Tensor | None:
+    return None if gradient is None else eps * gradient.sign()
+
+
+def subset(x: Tensor, y: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the part of this process of the first n images of a permutation of the whole batch."""
     processes = world_size()
     if n == len(x) * processes:
         return x, y
     if n % processes:
         raise BadInput(f"samples must be a multiple of the {processes} processes, found {n}")
-    mine = n // processes
-    chosen = draws.permutation(len(x) * processes, seed, _SUBSET)[:n][rank() * mine :][:mine].to(x.device)
+    size = n // processes
+    chosen = rng.permutation(len(x) * processes, seed, _SUBSET)[:n][rank() * size :][:size].to(x.device)
     return gather(x)[chosen], gather(y)[chosen]

@@ -1,47 +1,82 @@
-"""The caller of every objective: checks what it is given, then lets the objective run its passes.
+"""Base class of the objectives: checks the arguments of a call, then runs the objective's passes.
 
-An objective is a frozen dataclass that is called, `parts = objective(model, x, y, seed=0)`. It *adds* to
-`.grad` as `backward()` does and returns its losses; stepping is the caller's business. It contains only
-its idea, in `run`, and what the network needs before an optimiser sees it, in `prepare`.
+An objective is a frozen dataclass that is called, `parts = objective(model, x, y, seed=step)`. It *adds* to
+`.grad` as `backward()` does and returns its losses; the caller steps the optimizer. A subclass contains only
+its idea, in `run`, and what the network needs before the optimizer is made, in `setup`.
 
-`backward(loss, last)` says how to run a backward pass, if not by `loss.backward()`. After one that is not the
-`last` of its call the objective reads gradients (a sign, a norm): over several processes they must have been
-averaged by then. Averaging twice changes nothing, so it may be done after each pass.
+`backward(loss, last)` runs a backward pass in place of `loss.backward()`. After a pass that is not the `last`
+of its call the objective reads gradients (a sign, a norm): with several processes they must be averaged
+before. Averaging twice changes nothing, so it may be done after each pass. If no `backward` is given, the
+gradients of an unwrapped model in a process group are averaged after every pass but the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from trimtab import attacks, draws, norm
-from trimtab.attacks.base import check_classes
-from trimtab.layout import gradients_laid_out
+from trimtab import attacks, norm, rng
 from trimtab.norm.steering import innermost
+from trimtab.norm.synchronize import world_size
+from trimtab.runtime import check_classes, require_logits
+from trimtab.train._loop.processes import average, first_process, rank
 from trimtab.types import BadInput
 
 Backward = Callable[[Tensor, bool], None]
-Parts = dict[str, Tensor]
-"""Losses by name, detached. "loss" is the objective's own; of two passes (SAM, APART) that of the first."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A loss given by the user: (logits, labels) -> the mean over the batch."""
+_Class = TypeVar("_Class", bound=type)
+
+
+class Parts(dict[str, Tensor]):
+    """Detached losses of one call, by name; "loss" is the objective's (with two passes, of the first)."""
+
+    logits: Tensor | None
+    """Detached logits of the batch in the first training pass: of the clean images if the objective computes
+    them separately (Mixture, AdvBN), else of the images that were trained on."""
+    loss_weights: dict[str, float]
+    """Weights of the parts in the loss whose gradient was added to `.grad`."""
+
+    def __init__(
+        self,
+        losses: Mapping[str, Tensor],
+        logits: Tensor | None = None,
+        loss_weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__({name: value.detach() for name, value in losses.items()})
+        self.logits = None if logits is None else logits.detach()
+        self.loss_weights = dict(loss_weights or {"loss": 1.0})
+
+    @property
+    def descended(self) -> dict[str, float]:
+        """Deprecated: the old name of `loss_weights`."""
+        warnings.warn("Parts.descended is now Parts.loss_weights", DeprecationWarning, stacklevel=2)
+        return self.loss_weights
 
 
 class Passes(NamedTuple):
-    """What one call costs, in passes of the whole batch through the whole network."""
+    """The cost of one call, in passes of the whole batch through the whole network."""
 
     forward: float
     backward: float
 
     def plus(self, both: float) -> Passes:
-        """With so many forward and backward passes more."""
+        """Add N forward and N backward passes."""
         return Passes(self.forward + both, self.backward + both)
 
-    def twice_but(self, once: Passes) -> Passes:
-        """Two times, apart from what is done only once."""
+    def doubled_except(self, once: Passes) -> Passes:
+        """Double the cost, except for the passes that run only once."""
         return Passes(2 * self.forward - once.forward, 2 * self.backward - once.backward)
 
 
@@ -56,47 +91,92 @@ class Step:
     backward: Backward
     seed: int
     ids: list[int]
-    crafted: dict[int, Tensor] = field(default_factory=dict)
-    """The images of each attack: one that wraps another objective runs it twice, and attacks once."""
+    user_loss: Loss | None = None
+    attack_cache: dict[int, Tensor] = field(default_factory=dict)
+    """The images of each attack: an objective that runs another one twice attacks only once."""
 
     @property
-    def bare(self) -> nn.Module:
-        """The network itself, without wrappers: what attacks and cuts work on."""
+    def unwrapped(self) -> nn.Module:
+        """The network without wrappers such as DistributedDataParallel, for attacks and cuts."""
         return innermost(self.model)
 
     @property
     def labels(self) -> Tensor:
-        """Class numbers; of mixed labels, the class with the largest share."""
+        """Class numbers (N,); for mixed labels, the class with the largest probability."""
         return self.y.argmax(1) if self.y.is_floating_point() else self.y
+
+    def loss(self, logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the user's loss if one was given, else the mean cross-entropy."""
+        if self.user_loss is None:
+            return cross_entropy(logits, y, smoothing)
+        if smoothing:
+            raise BadInput("label_smoothing is for the cross-entropy; leave it out if you give a loss")
+        value = self.user_loss(logits, y)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            raise BadInput("loss must return the mean over the batch, a tensor without dimensions")
+        return value
+
+
+def method_card(text: str | None) -> Callable[[_Class], _Class]:
+    """Append a method card, the docstring of its module, to the docstring of a class.
+
+    So `help(train.APART)` shows both.
+    """
+
+    def extend(cls: _Class) -> _Class:
+        card = textwrap.indent(text or "", "    ").rstrip()
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nMethod card:\n{card}\n"
+        return cls
+
+    return extend
 
 
 class Objective:
-    """Base of the objectives. Subclasses are frozen dataclasses with a `run`."""
+    """Base class of the objectives: subclasses are frozen dataclasses that define `run`."""
 
     reads_gradients: ClassVar[bool] = False
-    """Whether gradients are read within a call: then they must not be scaled to fit a narrow format."""
+    """Whether gradients are read within a call, so that they must not be scaled as in fp16 training."""
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Steer the model and give it the branches needed, in place, once, before its optimiser is made."""
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> nn.Module:
+        """Steer the model and add the branches that the objective needs, in place; return the model.
+
+        Args:
+            model: The network to train.
+            optimizer: An optimizer of the model, if there is one: parameters that are new join the group of
+                their layer.
+        """
+        self.setup(model)
+        if optimizer is not None:
+            _add_new_parameters(optimizer, model)
+        return model
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        """Add what the objective needs to the model, in place; return the model."""
         return norm.steer(model)
 
     def in_parts(self, parts: int) -> Objective:
-        """The same for each of so many equal parts that a step's batch is processed in."""
+        """Return the objective for each of the equal parts in which a step processes its batch."""
         return self
 
     def nested(self) -> Iterator[Objective]:
-        """This objective and those that it wraps."""
+        """Iterate over this objective and the objectives that it wraps."""
         yield self
 
     def check(self, batch: int, running: bool, compiled: bool) -> None:
-        """Refuse what it does not go with: the size of a batch, running statistics, a compiled model."""
+        """Raise BadInput if the objective cannot train this way.
+
+        Args:
+            batch: Images per call.
+            running: Whether norm layers normalize with running statistics.
+            compiled: Whether the model is compiled.
+        """
 
     def passes(self, batch: int) -> Passes:
-        """The cost of a call with a batch of so many images."""
+        """Return the cost of a call with a batch of N images."""
         return Passes(1, 1)
 
-    def crafting(self) -> Passes:
-        """How much of it makes adversarial images."""
+    def attack_passes(self) -> Passes:
+        """Return the part of the cost that makes adversarial images."""
         return Passes(0, 0)
 
     def __call__(
@@ -105,69 +185,122 @@ class Objective:
         x: Tensor,
         y: Tensor,
         backward: Backward | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         ids: Tensor | Sequence[int] | None = None,
+        loss: Loss | None = None,
     ) -> Parts:
         """Add this objective's gradient to `.grad` and return its losses.
 
-        All that is random in it is a function of `seed` and `ids`: give every step another seed.
+        Args:
+            model: The network, prepared, in train mode.
+            x: Images (N, ...).
+            y: Class numbers (N,), or probabilities (N, classes).
+            backward: Runs a backward pass in place of `loss.backward()`; see the docstring of this module.
+            seed: Seed of all randomness, together with `ids`; give every step another one. If None, it is
+                drawn from torch's global generator, which `torch.manual_seed` seeds.
+            ids: Indices of the images in their set; if None, positions in the batch over all processes.
+            loss: Replaces the cross-entropy: (logits, y) -> the mean loss. Attacks keep their loss.
+
+        Returns:
+            The losses by name, detached, with the logits.
         """
         if len(x) != len(y) or len(x) == 0:
             raise BadInput(
-                f"{len(x)} images came with {len(y)} labels; give at least one image, each with one label"
+                f"found {len(x)} images and {len(y)} labels; give at least one image, each with one label"
             )
         norm.steer(model)
-        step = Step(model, x, y, backward or _plain_backward, seed, draws.ids_of(x, ids))
-        with gradients_laid_out(model):
-            return {name: value.detach() for name, value in self.run(step).items()}
+        if seed is None:
+            seed = int(first_process(torch.randint(2**62, (1,)).to(x.device)))
+        if ids is None:
+            ids = range(rank() * len(x), (rank() + 1) * len(x))
+        step = Step(model, x, y, backward or _backward_of(model), seed, rng.ids_of(x, ids), loss)
+        parts = self.run(step)
+        if not model.training:
+            warnings.warn(
+                "the model is in eval mode, so it trains without dropout and with running statistics; call "
+                "model.train() first",
+                stacklevel=2,
+            )
+        return parts
 
     def run(self, step: Step) -> Parts:
+        """Run the passes of one call; `__call__` has checked its arguments."""
         raise NotImplementedError
 
 
-def _plain_backward(loss: Tensor, last: bool) -> None:
-    loss.backward()
+def _backward_of(model: nn.Module) -> Backward:
+    alone = world_size() == 1 or isinstance(model, DistributedDataParallel)
+
+    def backward(loss: Tensor, last: bool) -> None:
+        loss.backward()
+        if not (last or alone):
+            average([p.grad for p in model.parameters() if p.grad is not None])
+
+    return backward
+
+
+def _add_new_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    """Add the parameters that the optimizer lacks; those of a branch join the group of their layer."""
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    named = dict(model.named_parameters())
+    for name, p in named.items():
+        if p.requires_grad and id(p) not in groups:
+            layer, _, rest = name.partition(".branches.")
+            sibling = named.get(f"{layer}.{rest.rpartition('.')[2]}")
+            group = groups.get(id(sibling), optimizer.param_groups[0])
+            group["params"].append(p)
 
 
 def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Mean over the batch, of class numbers or of probabilities."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise BadInput(f"the model must return logits of shape (N, classes), found {found}")
-    if not y.is_floating_point() and y.device.type == "cpu":  # elsewhere a look would hold the pass up
+    """Return the mean cross-entropy over the batch.
+
+    Args:
+        logits: Logits (N, classes).
+        y: Class numbers (N,), or probabilities (N, classes).
+        smoothing: Fraction of each label that is spread evenly over all classes.
+    """
+    require_logits(logits)
+    if not y.is_floating_point() and y.device.type == "cpu":  # on a GPU the check would wait for the pass
         check_classes(y, logits.shape[1])
     return F.cross_entropy(logits, y, label_smoothing=smoothing)
 
 
-def attacked(attack: Any, step: Step) -> Tensor:
-    """Adversarial images from any callable (model, x, y) -> x_adv, crafted on the network itself, once."""
-    if id(attack) not in step.crafted:
-        own = {"seed": step.seed, "ids": step.ids} if isinstance(attack, attacks.Attack) else {}
-        step.crafted[id(attack)] = attack(step.bare, step.x, step.labels, **own)
-    return step.crafted[id(attack)]
+def adversarial_images(attack: Any, step: Step) -> Tensor:
+    """Return the adversarial images of any attack (model, x, y) -> x_adv, computed once per step.
+
+    The attack is called on the unwrapped network.
+    """
+    if id(attack) not in step.attack_cache:
+        randomness = {"seed": step.seed, "ids": step.ids} if isinstance(attack, attacks.Attack) else {}
+        step.attack_cache[id(attack)] = attack(step.unwrapped, step.x, step.labels, **randomness)
+    return step.attack_cache[id(attack)]
 
 
 def attack_passes(attack: Any) -> Passes:
+    """Return the cost of an attack: its steps and, with restarts, the passes that judge each restart."""
     steps, restarts = getattr(attack, "steps", 1), getattr(attack, "restarts", 1)
-    looks = (
-        3 * restarts - 2 if restarts > 1 else 0
-    )  # one at the end of each, two to compare it with the worst
-    return Passes(steps * restarts + looks, steps * restarts)
+    judged = 3 * restarts - 2 if restarts > 1 else 0  # one at each end, two to compare with the worst so far
+    return Passes(steps * restarts + judged, steps * restarts)
 
 
-def check_smoothing(share: float) -> None:
-    if not 0 <= share <= 1:
-        raise BadInput(f"label_smoothing is a share between 0 and 1, found {share:g}")
+def check_smoothing(fraction: float) -> None:
+    """Raise BadInput if the label smoothing is not between 0 and 1."""
+    if not 0 <= fraction <= 1:
+        raise BadInput(f"label_smoothing is a fraction between 0 and 1, found {fraction:g}")
 
 
-def quiet(model: nn.Module) -> AbstractContextManager[None]:
-    """Running statistics do not learn inside: the first pass over a batch has taught them already."""
+def keep_statistics(model: nn.Module) -> AbstractContextManager[None]:
+    """Do not update running statistics inside: the first pass over the batch has done so already."""
     return norm.use(model, update=False) if norm.layers(model) else nullcontext()
 
 
 @contextmanager
-def own_gradients(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Inside, `.grad` is this call's alone; what was there before is added back at the end."""
+def isolated_gradients(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Start with empty `.grad` inside, and add the previous gradients back at the end.
+
+    Yields:
+        The parameters that train.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in trained]
     for p in trained:

@@ -1,39 +1,46 @@
-"""Training under Gaussian noise: what randomised smoothing wants of its base classifier.
+"""Training with Gaussian noise: the base classifier of randomized smoothing.
 
-Idea      every image gets fresh noise N(0, sigma^2) in each step; the loss is the cross-entropy there
+Idea      every image gets new noise N(0, sigma^2) in each step; the loss is the cross-entropy of the sum
 Papers    Cohen et al. 2019; "Rand" in the adaptive batch-norm paper (Nandy et al.), sigma 0.5
-Norm      none turned
+Norm      no knob
 Cost      one forward, one backward pass
-Note      noise is in pixels and not clipped, as in certification; without adaptation such a network is
-          much less accurate on images without noise
+Note      the noise is in pixel units and not clipped, as in certification; without adaptation such a
+          network is much less accurate on images without noise
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab import draws
-from trimtab.train.base import Objective, Parts, Step, check_smoothing, cross_entropy
+from trimtab import rng
+from trimtab.train.base import Objective, Parts, Step, check_smoothing, method_card
 from trimtab.types import BadInput, number
 
-_NOISE = 11  # what the random draw is for
+_NOISE = 11  # purpose of the random numbers
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Gaussian(Objective):
+    """Training with Gaussian noise: the loss at x + N(0, sigma^2), with new noise in each step.
+
+    Args:
+        sigma: Std of the noise, in pixel units.
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
+    """
+
     sigma: float | str = 0.5
-    """Deviation of the noise, in pixels."""
     label_smoothing: float = 0.0
-    """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
         object.__setattr__(self, "sigma", number(self.sigma))
         if float(self.sigma) < 0:
-            raise BadInput(f"a deviation must not be negative, found sigma={self.sigma}")
+            raise BadInput(f"a std must not be negative, found sigma={self.sigma}")
 
     def run(self, step: Step) -> Parts:
-        noise = draws.normal(step.x, step.seed, step.ids, _NOISE)
-        loss = cross_entropy(step.model(step.x + float(self.sigma) * noise), step.y, self.label_smoothing)
+        noise = rng.normal(step.x, step.seed, step.ids, _NOISE)
+        logits = step.model(step.x + float(self.sigma) * noise)
+        loss = step.loss(logits, step.y, self.label_smoothing)
         step.backward(loss, True)
-        return {"loss": loss}
+        return Parts({"loss": loss}, logits)

@@ -1,17 +1,17 @@
-"""Mixture BN: clean and adversarial images share all weights but the normalisation layers.
+"""Mixture BN: clean and adversarial images share all weights but the normalization layers.
 
-Idea      every norm layer gets a second branch. Adversarial images are crafted on it and trained through
-          it; clean images keep "main". Both halves travel in one routed forward pass
+Idea      every norm layer gets a second branch. Adversarial images are made and trained with it; clean
+          images use "main". Both go through the network in one routed forward pass
 Papers    "Intriguing properties of adversarial training", section 4.2; AdvProp (Xie et al. 2020), which
-          is the same with a weak attack, to raise clean accuracy
+          is the same with a weak attack, to improve clean accuracy
 Loss      the mean over all 2N images (Eq. 1 with alpha 1/2), or alpha; ALP pairs logits across branches
-Norm      branch = [(main, N), (adv, N)]; the attack runs on the adversarial branch with running
-          statistics that do not learn
+Norm      branch = [(main, N), (adv, N)]; the attack uses the adversarial branch with running statistics
+          and does not update them
 Cost      the attack's passes, and one forward and backward pass over 2N images
-Ablation  `separate` = "affine" or "statistics" splits one half only; later work finds that the affine
-          half matters more
+Ablation  `separate` = "affine" or "statistics" separates only one of the two; later work finds that the
+          affine parameters matter more
 Beware    the two branches are two classifiers: main is accurate and not robust, adv is robust and less
-          accurate. Without a selector at test time never quote the better half of each.
+          accurate. Unless branches are selected at test time, do not report the better number of each.
 """
 
 from __future__ import annotations
@@ -31,30 +31,37 @@ from trimtab.train.base import (
     Parts,
     Passes,
     Step,
+    adversarial_images,
     attack_passes,
-    attacked,
     check_smoothing,
-    cross_entropy,
+    method_card,
 )
 from trimtab.types import BadInput
 
 HALVES = ("both", "affine", "statistics")
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Mixture(Objective):
+    """Mixture BN: clean and adversarial images share all weights, but have separate norm branches.
+
+    Args:
+        attack: Makes the adversarial images: any callable (model, x, y) -> x_adv; PGD-7 at 8/255 by default.
+        branch: Name of the branch for adversarial images.
+        separate: What the branch does not share with "main": "both", its "affine" parameters, or its
+            "statistics".
+        alpha: Weight of the clean loss, against 1 - alpha of the adversarial loss.
+        alp: Weight of adversarial logit pairing.
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
+    """
+
     attack: Callable[..., Any] = field(default_factory=lambda: PGD(Linf("8/255"), steps=7))
-    """Makes the images: any callable (model, x, y) -> x_adv."""
     branch: str = "adv"
-    """Name of the branch for adversarial images."""
     separate: str = "both"
-    """What that branch has of its own: both, affine or statistics."""
     alpha: float = 0.5
-    """Weight of the clean loss against 1 - alpha of the adversarial one."""
     alp: float = 0.0
-    """Weight of adversarial logit pairing."""
     label_smoothing: float = 0.0
-    """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
@@ -62,36 +69,48 @@ class Mixture(Objective):
             raise BadInput(f"separate must be one of {', '.join(HALVES)}, found {self.separate!r}")
         check_weights(self.alpha, self.alp)
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def setup(self, model: nn.Module) -> nn.Module:
         norm.steer(model)
         affine, statistics = self.separate != "statistics", self.separate != "affine"
         return ensure_branch(model, self.branch, affine=affine, statistics=statistics)
 
     def passes(self, batch: int) -> Passes:
-        return self.crafting().plus(2)
+        return self.attack_passes().plus(2)
 
-    def crafting(self) -> Passes:
+    def attack_passes(self) -> Passes:
         return attack_passes(self.attack)
 
     def run(self, step: Step) -> Parts:
         require_branch(step.model, self.branch)
         with norm.use(step.model, branch=self.branch):
-            twins = attacked(self.attack, step)
+            x_adv = adversarial_images(self.attack, step)
         n = len(step.x)
         with norm.use(step.model, branch=[("main", n), (self.branch, n)]):
-            z_clean, z_adv = step.model(torch.cat([step.x, twins])).split(n)
+            z_clean, z_adv = step.model(torch.cat([step.x, x_adv])).split(n)
             parts = {
-                "adv": cross_entropy(z_adv, step.y, self.label_smoothing),
-                "clean": cross_entropy(z_clean, step.y, self.label_smoothing),
+                "adv": step.loss(z_adv, step.y, self.label_smoothing),
+                "clean": step.loss(z_clean, step.y, self.label_smoothing),
             }
             if self.alp:
                 parts["alp"] = pairing(z_clean, z_adv)
-            return descend(step, parts, self.alpha, self.alp)
+            return descend(step, parts, self.alpha, self.alp, z_clean)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class AdvProp(Mixture):
-    """Mixture BN in the service of clean accuracy: one small step (Xie et al. 2020)."""
+    """AdvProp: Mixture BN with a weak attack, to improve clean accuracy (Xie et al. 2020).
+
+    Args:
+        attack: Makes the adversarial images: any callable (model, x, y) -> x_adv; by default one
+            targeted step of 1/255, with a clean start for 20 % of the images.
+        branch: Name of the branch for adversarial images.
+        separate: What the branch does not share with "main": "both", its "affine" parameters, or its
+            "statistics".
+        alpha: Weight of the clean loss, against 1 - alpha of the adversarial loss.
+        alp: Weight of adversarial logit pairing.
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
+    """
 
     attack: Callable[..., Any] = field(
         default_factory=lambda: PGD(Linf("1/255"), steps=1, step_size="1/255", targeted=True, clean_start=0.2)
@@ -99,21 +118,22 @@ class AdvProp(Mixture):
 
 
 def ensure_branch(model: nn.Module, branch: str, affine: bool = True, statistics: bool = True) -> nn.Module:
-    """Add the branch where there is none; one that an earlier training left is trained on."""
-    there = {row["layer"]: row for row in norm.plan(model) if row["name"] == branch}
+    """Add the branch to layers that lack it; a branch from an earlier training is trained further."""
+    present = {row["layer"]: row for row in norm.branch_spec(model) if row["name"] == branch}
     if not norm.layers(model):
         raise BadInput(f"this model has no batch-norm layer to give a branch {branch!r} to")
-    for name, row in there.items():
+    for name, row in present.items():
         if (not row["affine_of"], not row["statistics_of"]) != (affine, statistics):
-            raise BadInput(f"{name} has a branch {branch!r} with other halves; name another branch")
+            raise BadInput(f"{name} has a branch {branch!r} that separates other parts; name another branch")
     for name, layer in norm.layers(model).items():
-        if name not in there:
+        if name not in present:
             norm.add_branch(layer, branch, affine=affine, statistics=statistics)
     return model
 
 
 def require_branch(model: nn.Module, branch: str) -> None:
+    """Raise BadInput if no layer of the model has the branch."""
     if not any(branch in layer.branch_names for layer in norm.layers(model).values()):
         raise BadInput(
-            f"the model has no branch {branch!r}; call objective.prepare(model) before its optimiser is made"
+            f"the model has no branch {branch!r}; call objective.prepare(model) before its optimizer is made"
         )

@@ -1,13 +1,12 @@
-"""A training run as one frozen value: network, data, objective, optimiser, schedule, policies.
+"""A training run as a frozen dataclass: network, data, objective, optimizer, schedule, validation.
 
-A recipe is a YAML file that is read strictly (see `reader`): an unknown key is named with its nearest match,
-numbers may be written 8/255 or 1e-3, and any key can be overridden by its dotted name.
+A recipe is a YAML file that is read strictly (see `reader`): an unknown key is an error that names the
+nearest known key, numbers may be written 8/255 or 1e-3, and any key can be overridden by its dotted name.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -17,9 +16,10 @@ from typing import Any, Literal
 import yaml
 
 from trimtab import attacks
+from trimtab.runtime import fingerprint
 from trimtab.train.advbn import AdvBN
 from trimtab.train.adversarial import Adversarial
-from trimtab.train.apart import Apart
+from trimtab.train.apart import APART
 from trimtab.train.base import Objective
 from trimtab.train.gaussian import Gaussian
 from trimtab.train.ligs import LIGS
@@ -31,7 +31,7 @@ from trimtab.types import BadInput
 
 OBJECTIVES: dict[str, type] = {
     "standard": Standard, "gaussian": Gaussian, "adversarial": Adversarial, "mixture": Mixture,
-    "advprop": AdvProp, "advbn": AdvBN, "apart": Apart, "sam": SAM, "ligs": LIGS,
+    "advprop": AdvProp, "advbn": AdvBN, "apart": APART, "sam": SAM, "ligs": LIGS,
 }  # fmt: skip
 ATTACKS: dict[str, type] = {"pgd": attacks.PGD, "fgsm": attacks.FGSM, "cw": attacks.CW, "apgd": attacks.APGD}
 BUDGETS: dict[str, type] = {"linf": attacks.Linf, "l2": attacks.L2}
@@ -46,14 +46,19 @@ def _at_least(least: int, **values: float | None) -> None:
 
 @dataclass(frozen=True)
 class Data:
+    """The images to train on.
+
+    Args:
+        name: A data set, as in `data.load`.
+        augment: Augmentations of training images, in order (`data.AUGMENT` lists the names).
+        images: Train on the first N images only.
+        validation: Number of training images held out, the last of the set, to choose checkpoints by.
+    """
+
     name: str = "cifar10"
-    """A set that `data.load` knows."""
     augment: tuple[str, ...] = ("crop", "flip")
-    """What happens to training images, in order (`data.AUGMENT` lists the names)."""
     images: int | None = None
-    """Train on the first so many images only."""
     validation: int = 1000
-    """Training images held out, the last ones of the set, to choose checkpoints by."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", tuple(self.augment))
@@ -62,62 +67,80 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class OptimizerConfig:
+    """The optimizer and its parameter groups.
+
+    Args:
+        kind: sgd, adam, adamw, adagrad or rmsprop.
+        lr: Highest learning rate.
+        momentum: Momentum of sgd and rmsprop; beta_1 of adam and adamw.
+        nesterov: Use Nesterov momentum (sgd).
+        weight_decay: Weight decay.
+        decay: Parameters that decay: "all", or "weights" only (without norm parameters and biases).
+        small_lr: Factor of the learning rate for one-dimensional parameters (scales, biases); Fixup: 0.1.
+    """
+
     kind: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"] = "sgd"
     lr: float = 0.1
-    """Learning rate, at its highest."""
     momentum: float = 0.9
-    """Of sgd and rmsprop; beta_1 of adam and adamw."""
     nesterov: bool = False
-    """Of sgd."""
     weight_decay: float = 5e-4
     decay: Literal["all", "weights"] = "all"
-    """What decays: all parameters, or weights only (not norm parameters and biases)."""
+    small_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least(0, lr=self.lr, weight_decay=self.weight_decay)
+        _at_least(0, lr=self.lr, weight_decay=self.weight_decay, small_lr=self.small_lr)
         if not 0 <= self.momentum < 1:
-            raise BadInput(f"momentum lies from 0 to below 1, found {self.momentum:g}")
+            raise BadInput(f"momentum must be at least 0 and below 1, found {self.momentum:g}")
         if self.nesterov and not self.momentum:
             raise BadInput("nesterov needs a momentum above 0")
 
 
 @dataclass(frozen=True)
 class Schedule:
+    """The learning rate over the run.
+
+    Args:
+        kind: constant, step, cosine, one-cycle or exponential.
+        milestones: step: epochs after which the rate is multiplied by gamma.
+        gamma: step and exponential: the factor.
+        every: exponential: epochs per factor.
+        warmup: Epochs in which the rate increases linearly from 0.
+        peak: one-cycle: fraction of the run in which the rate increases.
+    """
+
     kind: Literal["constant", "step", "cosine", "one-cycle", "exponential"] = "one-cycle"
     milestones: tuple[float, ...] = ()
-    """step: the epochs after which the rate is multiplied by gamma."""
     gamma: float = 0.1
-    """step and exponential: the factor."""
     every: float = 1.0
-    """exponential: epochs per factor."""
     warmup: float = 0.0
-    """Epochs of linear growth from 0 at the start."""
     peak: float = 0.3
-    """one-cycle: the share of the run in which the rate rises."""
 
     def __post_init__(self) -> None:
         _at_least(0, warmup=self.warmup, gamma=self.gamma)
         if self.every <= 0:
             raise BadInput(f"every must be above 0 epochs, found {self.every:g}")
         if not 0 <= self.peak <= 1:
-            raise BadInput(f"peak is a share between 0 and 1, found {self.peak:g}")
+            raise BadInput(f"peak is a fraction between 0 and 1, found {self.peak:g}")
 
 
 @dataclass(frozen=True)
 class Norm:
-    """How normalisation layers are trained."""
+    """How normalization layers are trained.
+
+    Args:
+        running_epochs: Normalize with running statistics in the last N epochs (Mixture BN paper, 4.3).
+        running_learn: Keep updating the running statistics in those epochs.
+        frozen: Freeze norm layers, parameters and running statistics.
+        only: Train norm parameters only: BN fine-tuning.
+        synchronize: With several processes, compute batch statistics over all of them.
+    """
 
     running_epochs: int = 0
-    """In the last so many epochs normalise with running statistics (Mixture BN paper, section 4.3)."""
     running_learn: bool = False
-    """Whether running statistics go on learning in those epochs."""
     frozen: bool = False
-    """Keep norm layers as they are, parameters and running statistics."""
     only: bool = False
-    """Train norm parameters and nothing else: BN fine-tuning."""
-    synchronise: bool = True
-    """Over several processes, take batch statistics over all of them."""
+    synchronize: bool = True
 
     def __post_init__(self) -> None:
         _at_least(0, running_epochs=self.running_epochs)
@@ -125,66 +148,99 @@ class Norm:
 
 @dataclass(frozen=True)
 class Validation:
+    """Accuracy on held-out images during training, and the choice of the checkpoint.
+
+    Args:
+        every: Epochs between validations; the last epoch is always validated.
+        attack: Also measure robust accuracy with this attack.
+        images: Attack the first N held-out images only.
+        branch: Norm branch that is validated.
+        choose: Which epoch's network is the result: the "last", or the one with the best "clean" or "robust"
+            accuracy.
+        patience: Stop after N validations without a better accuracy, of the kind that `choose` names.
+    """
+
     every: int = 1
-    """Epochs between validations; the last epoch always has one."""
     attack: attacks.Attack | None = None
-    """Measure robust accuracy, too, against this."""
     images: int | None = None
-    """Attack the first so many held-out images only."""
     branch: str = "main"
-    """The norm branch that is measured."""
     choose: Literal["last", "clean", "robust"] = "last"
-    """Which epoch's network is the result: the last, or the one with the best accuracy."""
     patience: int | None = None
-    """Stop after so many validations without a better one; what is better, `choose` says."""
 
     def __post_init__(self) -> None:
         _at_least(1, every=self.every, images=self.images, patience=self.patience)
         if self.patience is not None and self.choose == "last":
-            raise BadInput("patience waits for a better accuracy: choose clean or robust instead of last")
+            raise BadInput("patience waits for a better accuracy; choose clean or robust instead of last")
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """A training run as a value; every key of a YAML recipe is a field of it.
+
+    The keys of a section are explained by `help(trimtab.train.recipe.Data)`, in the same way those of
+    `OptimizerConfig`, `Schedule`, `Norm` and `Validation`; those of an objective by its class, for
+    example `help(trimtab.train.APART)`.
+
+    Args:
+        model: The network, as in `models.load`, with as many classes as the data set.
+        data: The images, see `Data`.
+        objective: The objective: standard, gaussian, adversarial, mixture, advprop, advbn, apart, sam, ligs.
+        optimizer: The optimizer, see `OptimizerConfig`.
+        schedule: The learning rate, see `Schedule`.
+        norm: How normalization layers are trained, see `Norm`.
+        validation: Validation and the choice of the checkpoint, see `Validation`.
+        epochs: Number of epochs.
+        batch_size: Images per step, over all processes.
+        accumulate: Number of parts in which a step processes its batch. Each part has its own statistics and
+            its own ascent (SAM, AdvBN); APART divides its groups and samples among them.
+        clip: Largest l2 norm of the gradient.
+        ema: Decay of an exponential moving average of the weights; its norm statistics are recalibrated.
+        precision: 32-true, bf16-mixed or 16-mixed.
+        compile: Backend of torch.compile for the network; inductor is the usual one.
+        seed: Seed of all randomness, with the step and the image.
+        checkpoint_steps: Also save every N steps within an epoch.
+        about: A sentence for readers: where the numbers come from.
+    """
+
     model: str = "net:resnet8"
-    """The network, in the grammar of `models.load`; for the data set's number of classes."""
     data: Data = field(default_factory=Data)
     objective: Objective = field(default_factory=Standard)
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: Schedule = field(default_factory=Schedule)
     norm: Norm = field(default_factory=Norm)
     validation: Validation = field(default_factory=Validation)
     epochs: int = 10
     batch_size: int = 128
-    """Images per step, over all processes."""
     accumulate: int = 1
-    """Parts that a step's batch is processed in: each has its own batch statistics, and SAM and AdvBN climb
-    in each; APART's groups and samples are shared out among them."""
     clip: float | None = None
-    """Largest l2 norm of the gradient."""
     ema: float | None = None
-    """Decay of an exponential moving average of the weights; its norm statistics are recalibrated."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     compile: str | None = None
-    """Compile the network, with this backend of torch.compile: inductor for speed."""
     seed: int = 0
     checkpoint_steps: int | None = None
-    """Also save within an epoch, every so many steps."""
     about: str = ""
-    """A sentence for people: where the numbers come from."""
 
     @property
     def digest(self) -> str:
-        """A hash of all that it asks for."""
-        return hashlib.sha256(write_recipe(replace(self, about="")).encode()).hexdigest()
+        """A hash of the fields that are not defaults, without `about`."""
+        return fingerprint.digest(fingerprint.describe(replace(self, about="")))
 
     def __post_init__(self) -> None:
         _at_least(1, epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
         _at_least(1, checkpoint_steps=self.checkpoint_steps)
         if not -(2**63) <= self.seed < 2**63:
             raise BadInput(f"a seed has at most 64 bits, found {self.seed}")
+        self._check_gradients()
+        self._check_objective()
+        self._check_schedule()
+        self._check_norm()
+        self._check_validation()
+
+    def _check_gradients(self) -> None:
         if self.clip is not None and self.clip <= 0:
             raise BadInput(f"clip, the largest norm of the gradient, must be above 0, found {self.clip:g}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise BadInput(f"the decay of an average must be between 0 and 1, found ema={self.ema}")
         if self.batch_size % self.accumulate:
             raise BadInput(
                 f"a batch of {self.batch_size} cannot be processed in {self.accumulate} equal parts"
@@ -192,53 +248,61 @@ class Recipe:
         if self.precision == "16-mixed" and self.objective.reads_gradients:
             kind = type(self.objective).__name__
             raise BadInput(
-                f"{kind} reads gradients, which fp16 scales; take bf16-mixed or 32-true as precision"
+                f"{kind} reads gradients, which fp16 scales; use precision bf16-mixed or 32-true instead"
             )
+
+    def _check_objective(self) -> None:
         running = bool(self.norm.running_epochs) or self.norm.frozen
-        for one in self.objective.in_parts(self.accumulate).nested():
-            one.check(self.batch_size // self.accumulate, running, self.compile is not None)
+        for objective in self.objective.in_parts(self.accumulate).nested():
+            objective.check(self.batch_size // self.accumulate, running, self.compile is not None)
+
+    def _check_schedule(self) -> None:
         schedule = self.schedule
-        if schedule.kind == "step" and any(not 0 < at < self.epochs for at in schedule.milestones):
-            listed = ", ".join(f"{at:g}" for at in schedule.milestones)
-            raise BadInput(f"schedule.milestones lie within the {self.epochs} epochs, found {listed}")
+        if schedule.kind == "step" and any(not 0 < epoch < self.epochs for epoch in schedule.milestones):
+            milestones = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
+            raise BadInput(f"schedule.milestones lie within the {self.epochs} epochs, found {milestones}")
         if schedule.warmup and schedule.warmup >= self.epochs:
             raise BadInput(f"schedule.warmup of {schedule.warmup:g} epochs takes all {self.epochs} of them")
-        if self.validation.attack is not None and not self.data.validation:
-            raise BadInput("validation.attack needs images, but data.validation holds out none; raise it")
+
+    def _check_norm(self) -> None:
         if self.norm.frozen and self.norm.running_learn:
-            raise BadInput("norm.frozen keeps statistics as they are; it does not go with norm.running_learn")
+            raise BadInput("norm.frozen keeps statistics unchanged, but norm.running_learn updates them")
         if self.norm.frozen and self.norm.only:
-            raise BadInput("norm.frozen and norm.only leave nothing to train; take one of them")
-        if self.validation.choose == "robust" and self.validation.attack is None:
+            raise BadInput("norm.frozen and norm.only leave nothing to train; set one of them")
+
+    def _check_validation(self) -> None:
+        attack, choose = self.validation.attack, self.validation.choose
+        if attack is not None and not self.data.validation:
+            raise BadInput("validation.attack needs images, but data.validation holds out none; raise it")
+        if choose == "robust" and attack is None:
             raise BadInput("to choose by robust accuracy, validation needs an attack")
-        if self.validation.choose != "last" and not self.data.validation:
-            how = self.validation.choose
+        if choose != "last" and not self.data.validation:
             raise BadInput(
-                f"to choose by {how} accuracy takes images, but data.validation holds out none; raise it, or "
-                "choose last"
+                f"to choose by {choose} accuracy takes images, but data.validation holds out none; raise it, "
+                "or choose last"
             )
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise BadInput(f"the decay of an average lies between 0 and 1, found ema={self.ema}")
 
 
 def shipped() -> list[str]:
-    """The names of the recipes that come with trimtab."""
-    return sorted(f.name.removesuffix(".yaml") for f in _home().iterdir() if f.name.endswith(".yaml"))
+    """Return the names of the recipes that come with trimtab."""
+    return sorted(f.name.removesuffix(".yaml") for f in _folder().iterdir() if f.name.endswith(".yaml"))
 
 
 def read_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe from a YAML file, from a shipped one by its name, or from a mapping.
+    """Read a recipe.
 
-    `overrides` maps dotted names to values: {"objective.attack.steps": 10}.
+    Args:
+        source: Path of a YAML file, name of a shipped recipe, or a mapping.
+        overrides: New values by dotted name: {"objective.attack.steps": 10}.
     """
-    given = dict(source) if isinstance(source, Mapping) else _parse(source)
-    recipe = read(Recipe, overridden(given, overrides or {}), KINDS)
+    values = dict(source) if isinstance(source, Mapping) else _parse(source)
+    recipe = read(Recipe, overridden(values, overrides or {}), KINDS)
     assert isinstance(recipe, Recipe)
     return recipe
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """The recipe as YAML that `read_recipe` reads."""
+    """Return the recipe as YAML text, which `read_recipe` reads."""
     return yaml.safe_dump(plain(recipe, KINDS), sort_keys=False, allow_unicode=True)
 
 
@@ -248,20 +312,22 @@ def _parse(source: str | Path) -> dict[str, Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise BadInput(f"{source} is no recipe: it is not even text") from None
+            raise BadInput(f"{source} is not a recipe: it is not a text file") from None
     elif str(source) in shipped():
-        text = (_home() / f"{source}.yaml").read_text()
+        text = (_folder() / f"{source}.yaml").read_text()
     else:
-        near = difflib.get_close_matches(str(source), shipped(), 1)
+        matches = difflib.get_close_matches(str(source), shipped(), 1)
         advice = (
-            f"did you mean {near[0]!r}?" if near else f"give a YAML file or one of {', '.join(shipped())}"
+            f"did you mean {matches[0]!r}?"
+            if matches
+            else f"give a YAML file or one of {', '.join(shipped())}"
         )
         raise BadInput(f"there is no recipe {str(source)!r}; {advice}")
-    given = parsed(text, str(source))
-    if not isinstance(given, dict):
-        raise BadInput(f"{source} must hold keys and values, found {type(given).__name__}")
-    return given
+    values = parsed(text, str(source))
+    if not isinstance(values, dict):
+        raise BadInput(f"{source} must contain keys and values, found {type(values).__name__}")
+    return values
 
 
-def _home() -> Any:
+def _folder() -> Any:
     return resources.files("trimtab") / "recipes"

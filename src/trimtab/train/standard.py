@@ -1,7 +1,7 @@
 """Standard training: the mean cross-entropy over the batch.
 
 Options   label smoothing
-Norm      none turned: batch statistics in train mode, learning
+Norm      no knob: train mode normalizes with batch statistics and updates the running statistics
 Cost      one forward, one backward pass
 """
 
@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.train.base import Objective, Parts, Step, check_smoothing, cross_entropy
+from trimtab.train.base import Objective, Parts, Step, check_smoothing, method_card
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Standard(Objective):
+    """Standard training: the mean cross-entropy over the batch.
+
+    Args:
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
+    """
+
     label_smoothing: float = 0.0
-    """Share of each label spread evenly over all classes."""
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
 
     def run(self, step: Step) -> Parts:
-        loss = cross_entropy(step.model(step.x), step.y, self.label_smoothing)
+        logits = step.model(step.x)
+        loss = step.loss(logits, step.y, self.label_smoothing)
         step.backward(loss, True)
-        return {"loss": loss}
+        return Parts({"loss": loss}, logits)

@@ -1,4 +1,4 @@
-"""A run under way, and the pieces of it that training and its moving average share."""
+"""The state of a running training, and what training and its moving average share."""
 
 from __future__ import annotations
 
@@ -14,60 +14,64 @@ from torch.optim import Optimizer
 from trimtab import norm
 from trimtab.data import Batch, Images
 from trimtab.data.loader import Loader
+from trimtab.train._loop.checkpoint import TrainingState
+from trimtab.train._loop.runs import Run
 from trimtab.train.base import Objective
-from trimtab.train.checkpoint import Progress
 from trimtab.train.recipe import Recipe
-from trimtab.train.runs import Run
 
 
 @dataclass
 class Work:
-    """What changes with every step."""
+    """The state of a run between steps."""
 
     fabric: Fabric
     run: Run
     model: nn.Module
-    optimiser: Optimizer
+    optimizer: Optimizer
     stepper: Any
-    """The optimiser as Fabric steps it."""
+    """The optimizer, wrapped by Fabric."""
     loader: Loader
     held_out: Images | None
     ema: dict[str, Tensor]
-    """The moving average of parameters and statistics, by name; empty if none is kept."""
+    """The moving average of parameters and statistics, by name; empty without one."""
     trainable: dict[str, bool]
-    """Which parameters were trainable before the recipe froze some, by name."""
-    progress: Progress
+    """Whether each parameter was trainable before the recipe froze some, by name."""
+    progress: TrainingState
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe of the run."""
         return self.run.recipe
 
     @cached_property
     def objective(self) -> Objective:
-        """The recipe's, of each part of a batch."""
+        """The objective of the recipe, for each part of a batch."""
         return self.recipe.objective.in_parts(self.recipe.accumulate)
 
     @property
     def per_epoch(self) -> int:
+        """Number of steps of an epoch."""
         return len(self.loader)
 
     @property
     def epoch(self) -> int:
-        """That of the last step."""
+        """The epoch of the last step."""
         return max(0, self.progress.step - 1) // self.per_epoch
 
     @property
     def total(self) -> int:
+        """Number of steps of the run."""
         return self.per_epoch * self.recipe.epochs
 
     @property
     def over(self) -> bool:
+        """Whether all epochs are done, or the patience is used up."""
         patience = self.recipe.validation.patience
         return self.progress.step >= self.total or (patience is not None and self.progress.waited >= patience)
 
 
 def parts_of(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The batch where and as wide as the network is, in as many parts as gradients accumulate over."""
+    """Return the batch on the device and in the dtype of the network, in the parts of an accumulated step."""
     like = next(work.model.parameters())
     x = work.fabric.to_device(batch.x).to(like.dtype)
     y = work.fabric.to_device(batch.y)
@@ -77,11 +81,11 @@ def parts_of(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def norm_policy(recipe: Recipe, model: nn.Module, epoch: int) -> AbstractContextManager[None]:
-    """Running statistics always or in the last epochs, if the recipe says so."""
-    if not _by_running(recipe, epoch) or not norm.layers(model):
+    """Use running statistics inside if the recipe does so in this epoch."""
+    if not _uses_running(recipe, epoch) or not norm.layers(model):
         return nullcontext()
     return norm.use(model, source="running", update=recipe.norm.running_learn)
 
 
-def _by_running(recipe: Recipe, epoch: int) -> bool:
+def _uses_running(recipe: Recipe, epoch: int) -> bool:
     return recipe.norm.frozen or epoch >= recipe.epochs - recipe.norm.running_epochs

@@ -1,4 +1,4 @@
-"""What a run will cost, before it is spent: passes, ratio to standard training, time on this machine."""
+"""The cost of a run before it starts: passes, ratio to standard training, time on this machine."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab.data import Batch, Loader
+from trimtab.train._loop.start import Engine, network, prepare_network, training_sets
 from trimtab.train.base import Objective, Passes
 from trimtab.train.recipe import Recipe
 from trimtab.train.standard import Standard
-from trimtab.train.start import Engine, network, prepared, training_sets
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The cost of a run.
+
+    Args:
+        passes: Forward and backward passes of the whole batch, per step; those of an attack are to the image.
+        ratio: Measured time of a step over that of standard training.
+        seconds_per_step: Measured seconds per step.
+        steps: Number of steps.
+        images: Number of training images.
+    """
+
     passes: Passes
-    """Forward and backward passes of a whole batch, per step; an attack's go back to the image only."""
     ratio: float
-    """Time of a step over that of standard training, measured."""
     seconds_per_step: float
     steps: int
     images: int
-    """Training images."""
 
     @property
     def seconds(self) -> float:
-        """Of training; validation comes on top."""
+        """Seconds of training, without validation."""
         return self.seconds_per_step * self.steps
 
     def __str__(self) -> str:
@@ -45,37 +52,43 @@ class Plan:
 
 
 def plan(model: nn.Module | str | None, data: Any, recipe: Recipe, rounds: int = 3) -> Plan:
-    """Time a few steps of the recipe's objective and of standard training, in turns, on one real batch.
+    """Time steps of the recipe's objective and of standard training, in turns, on one batch and one device.
 
-    On one device, as training would run there, however many it will have.
+    Args:
+        model: Replaces the model of the recipe, as in `fit`.
+        data: Replaces the images of the recipe, as in `fit`.
+        recipe: The recipe.
+        rounds: Number of timed steps of each, after one warm-up step.
     """
     fabric = Engine(devices=1).start(recipe.precision)
     train_set, _ = training_sets(data, recipe)
-    loader = Loader(train_set, recipe.batch_size, drop_last=True)  # refuses what training would refuse
+    loader = Loader(
+        train_set, recipe.batch_size, drop_last=True
+    )  # raises the errors that training would raise
     with torch.random.fork_rng():
         model = fabric.to_device(network(model, recipe, train_set))
     batch = train_set.take(torch.arange(recipe.batch_size))
-    contestants: list[tuple[Objective, nn.Module]] = []
+    compared: list[tuple[Objective, nn.Module]] = []
     each = recipe.objective.in_parts(recipe.accumulate)
-    for objective, whole in ((each, recipe), (Standard(), replace(recipe, objective=Standard()))):
-        contestants.append((objective, prepared(copy.deepcopy(model), whole).train()))
+    for objective, config in ((each, recipe), (Standard(), replace(recipe, objective=Standard()))):
+        compared.append((objective, prepare_network(copy.deepcopy(model), config).train()))
     times: list[list[float]] = [[], []]
     for _ in range(rounds + 1):
-        for (objective, net), taken in zip(contestants, times, strict=True):
-            taken.append(_time(fabric, objective, net, batch, recipe.accumulate))
-    ours, standard = (statistics.median(taken[1:]) for taken in times)  # the first warms up
+        for (objective, net), seconds in zip(compared, times, strict=True):
+            seconds.append(_time(fabric, objective, net, batch, recipe.accumulate))
+    ours, standard = (statistics.median(seconds[1:]) for seconds in times)  # without the warm-up step
     steps = len(loader) * recipe.epochs
     passes = each.passes(recipe.batch_size // recipe.accumulate)
-    ratio = 1.0 if each == Standard() else ours / standard  # which is noise, against itself
+    ratio = 1.0 if each == Standard() else ours / standard  # else it would show the noise of the clock
     return Plan(passes, ratio, ours, steps, len(train_set))
 
 
 def _time(fabric: Fabric, objective: Objective, model: nn.Module, batch: Batch, parts: int) -> float:
-    """Seconds of a step of so many parts."""
+    """Return the seconds of a step that processes its batch in N parts."""
     x, y, ids = (part[: len(part) // parts] for part in batch)
     model.zero_grad()
-    began = time.perf_counter()
+    start = time.perf_counter()
     with fabric.autocast():
         losses = objective(model, fabric.to_device(x), fabric.to_device(y), ids=ids)
-    float(losses["loss"])  # a GPU has only been told so far; this waits for it
-    return parts * (time.perf_counter() - began)
+    float(losses["loss"])  # wait until the GPU is done
+    return parts * (time.perf_counter() - start)

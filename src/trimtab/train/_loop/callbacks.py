@@ -1,4 +1,4 @@
-"""What watches a run from outside: callbacks, the progress bar, TensorBoard; and what stops it.
+"""Callbacks, the progress bar, TensorBoard; signals and losses that end a run.
 
 A callback is any callable that takes an `Event`. What it returns for an "epoch" is added to its metrics:
 
@@ -18,22 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.train.base import quiet
+from trimtab.train.base import keep_statistics
 from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
 class Event:
+    """What a callback gets.
+
+    Args:
+        kind: step, epoch or end.
+        step: Number of steps done.
+        steps: Number of steps of the run.
+        epoch: Current epoch, from 0.
+        values: Losses of the step, or metrics of the epoch.
+        model: The network.
+    """
+
     kind: str
-    """step, epoch or end."""
     step: int
-    """Steps done."""
     steps: int
-    """Steps in all."""
     epoch: int
-    """The epoch this belongs to, from 0."""
     values: Mapping[str, float]
-    """Losses of the step, or metrics of the epoch."""
     model: nn.Module = field(repr=False)
 
 
@@ -41,16 +47,20 @@ Callback = Callable[[Event], Mapping[str, float] | None]
 
 
 class Diverged(BadInput):
-    """A loss was not finite. The last good checkpoint is on disk."""
+    """Raised if a loss is not finite; the last good checkpoint is on disk."""
 
 
 class Stopped(SystemExit):
-    """A signal asked the run to end; its state was saved first."""
+    """Raised after a signal to end the run, once its state is saved.
+
+    Args:
+        code: Exit code.
+        folder: Folder of the run, to resume it.
+    """
 
     def __init__(self, code: int, folder: Path) -> None:
         super().__init__(code)
         self.folder = folder
-        """Of the run, to resume it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.folder)
@@ -58,17 +68,17 @@ class Stopped(SystemExit):
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """A list that the first SIGTERM or SIGINT is put into, instead of ending the process at once."""
+    """Yield a list that collects the first SIGTERM or SIGINT, which then does not end the process at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
 
-    def note(number: int, frame: Any) -> None:
+    def catch(number: int, frame: Any) -> None:
         caught.append(number)
-        signal.signal(number, before[signal.Signals(number)])  # a second one ends it
+        signal.signal(number, before[signal.Signals(number)])  # the second one ends the process
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield caught
     finally:
@@ -77,40 +87,46 @@ def signals() -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def culprit(model: nn.Module, x: Tensor) -> str:
-    """Which layer went first, in a clause: by its weights, its output, or its gradient."""
+def first_nonfinite(model: nn.Module, x: Tensor) -> str:
+    """Describe the first layer that is not finite: in its weights, its output, or its gradient."""
     for name, p in model.named_parameters():
         if not bool(p.isfinite().all()):
             return f"the weights of {name!r} are no longer finite"
-    order: list[str] = []
+    names: list[str] = []
     hooks = []
     for name, module in model.named_modules():
         if not list(module.children()):
-            hooks.append(module.register_forward_hook(lambda m, i, out, name=name: _note(order, name, out)))
+            hooks.append(
+                module.register_forward_hook(lambda m, i, out, name=name: _record_nonfinite(names, name, out))
+            )
     try:
-        with quiet(model):
+        with keep_statistics(model):
             model(x)
     finally:
         for hook in hooks:
             hook.remove()
-    if order:
-        return f"{order[0]!r} was the first layer to put out values that are not finite"
+    if names:
+        return f"{names[0]!r} was the first layer whose output is not finite"
     for name, p in reversed(list(model.named_parameters())):
         if p.grad is not None and not bool(p.grad.isfinite().all()):
-            return f"{name!r} was the first to get a gradient that is not finite"
+            return f"{name!r} was the first parameter whose gradient is not finite"
     return "all layers are finite on the clean images, so the loss itself overflowed"
 
 
-def _note(order: list[str], name: str, out: Any) -> None:
+def _record_nonfinite(names: list[str], name: str, out: Any) -> None:
     if isinstance(out, Tensor) and out.is_floating_point() and not bool(out.isfinite().all()):
-        order.append(name)
+        names.append(name)
 
 
 @contextmanager
 def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callback]:
-    """A callback that shows steps, losses and the time left on stderr: stdout is for results.
+    """Yield a callback that shows steps, losses and the time left on stderr.
 
-    Where nobody watches (a file, a pipe), it writes a line for every epoch instead.
+    If stderr is not a terminal (a file, a pipe), it writes a line for every epoch instead.
+
+    Args:
+        title: Text before the bar.
+        shown: Whether anything is shown.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -124,10 +140,10 @@ def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callba
         task = bar.add_task(title, total=None, now="")
 
         def show(event: Event) -> None:
-            told = [
+            values = [
                 f"{name} {value:.3f}" for name, value in event.values.items() if name not in ("epoch", "step")
             ]
-            now = "  ".join([f"epoch {event.epoch + 1}", *told])
+            now = "  ".join([f"epoch {event.epoch + 1}", *values])
             bar.update(task, total=event.steps, completed=event.step, now=now)
             if shown and not console.is_terminal and event.kind == "epoch":
                 console.print(
@@ -138,7 +154,7 @@ def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callba
 
 
 def tensorboard(folder: str | Path) -> Callback:
-    """A callback that writes every epoch's metrics for TensorBoard (an extra of the installation)."""
+    """Return a callback that writes the metrics of every epoch for TensorBoard (an optional dependency)."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
