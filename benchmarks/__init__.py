@@ -20,6 +20,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from benchmarks.race import Asked, Row, Skipped, threads
+from trimtab.runtime import require_bfloat16
 from trimtab.types import BadInput
 
 SECTIONS = ("norm", "attacks", "certify", "adapt", "lens", "corruptions", "loader", "growth", "train")
@@ -32,6 +33,8 @@ def run(sections: Sequence[str], asked: Asked) -> Iterator[Row | Skipped]:
             raise BadInput(f"there is no benchmark {name!r}; take some of {', '.join(SECTIONS)}")
     if asked.rounds < 1 or asked.threads < 1:
         raise BadInput(f"rounds and threads start at 1, found {asked.rounds} and {asked.threads}")
+    if {"attacks", "train"} & set(sections or SECTIONS):
+        require_bfloat16()  # before anything is measured
     for name in sorted(sections, key=SECTIONS.index) or SECTIONS:
         with threads(asked.threads):
             try:

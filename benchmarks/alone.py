@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from multiprocessing import get_context
 from typing import Any
@@ -21,11 +21,19 @@ Maker = Callable[..., Run]
 
 
 @contextmanager
-def alone(maker: Maker, *arguments: Any) -> Iterator[Callable[[], Any]]:
-    """What `maker(*arguments)` makes, run in a process of its own; what it returns or raises arrives here."""
-    fresh, threads = get_context("spawn"), torch.get_num_threads()
-    with ProcessPoolExecutor(1, fresh, initializer=_begin, initargs=(threads,)) as process:
-        yield lambda: process.submit(_turn, maker, *arguments).result()
+def alone(maker: Maker, *arguments: Any, process: Executor | None = None) -> Iterator[Callable[[], Any]]:
+    """What `maker(*arguments)` makes, run in a process of its own; what it returns or raises arrives here.
+
+    A `process` that is given is shared with other contestants: for smoke runs, in which nothing is compared.
+    """
+    with nullcontext(process) if process else fresh_process() as worker:
+        yield lambda: worker.submit(_turn, maker, *arguments).result()
+
+
+def fresh_process() -> ProcessPoolExecutor:
+    """Start one Python process, with as many threads of torch as this one has."""
+    threads = torch.get_num_threads()
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(threads,))
 
 
 def _begin(threads: int) -> None:

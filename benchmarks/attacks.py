@@ -15,13 +15,14 @@ Memory is taken in processes that do nothing else (peak.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import Executor
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
 import trimtab
 from benchmarks import peak
-from benchmarks.alone import alone
+from benchmarks.alone import alone, fresh_process
 from benchmarks.peers import ANY, AUTO, BARE, LAST, OURS, PEERS, images, prepared
 from benchmarks.race import Asked, Row, Skipped, Times, compare, race
 from trimtab.attacks.base import SLICE
@@ -40,6 +41,8 @@ class Fight:
     """Batches that are tried; the first holds all images."""
     steps: int
     asked: Asked
+    process: Executor | None = None
+    """Where all contestants run, in a smoke run; each has a process of its own if there is none."""
 
     @property
     def images(self) -> int:
@@ -51,7 +54,8 @@ class Fight:
             runs = {}
             for name, size in contestants:
                 settings = (name, self.spec, self.steps, self.images, size, self.asked.quick)
-                runs[f"{name}, {size}"] = stack.enter_context(alone(prepared, *settings))
+                contestant = alone(prepared, *settings, process=self.process)
+                runs[f"{name}, {size}"] = stack.enter_context(contestant)
             return race(runs, self.asked.turns)
 
 
@@ -67,9 +71,10 @@ def rows(asked: Asked) -> Iterator[Row]:
             if given:
                 raise
             raise Skipped("attacks", f"{why}; or name a network with --{kind}") from None
-        fight = Fight(kind, spec, sizes, steps, asked)
-        for part in (pgd, auto_pgd, bare_passes):
-            yield from part(fight)
+        with fresh_process() if asked.quick else nullcontext() as process:
+            fight = Fight(kind, spec, sizes, steps, asked, process)
+            for part in (pgd, auto_pgd, bare_passes):
+                yield from part(fight)
     yield from peak_memory(spec, sizes[0], steps, asked)
 
 

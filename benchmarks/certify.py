@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.race import Asked, Row, compare, race
 from trimtab import certify, models
-from trimtab.attacks.guard import fast
+from trimtab._accel import accelerate
 from trimtab.certify.bounds import hopeless, p_lower, radius
 from trimtab.certify.sampling import BATCH_ON_CPU
 from trimtab.certify.smoothing import looks
@@ -40,7 +40,7 @@ def rows(asked: Asked) -> Iterator[Row]:
     assert taken == count * n, "an image was given up; the race would not be at equal draws"
     times = race(
         {f"plain, {batch}": partial(plain, model, x, n, batch) for batch in PLAIN_BATCHES}
-        | {"bare": partial(bare, fast(model, x), x, n + N0)}
+        | {"bare": partial(bare, accelerate(model, x), x, n + N0)}
         | {"ours": lambda: certify.certify(model, x, SIGMA, N0, n, ALPHA)},
         asked.turns,
     )

@@ -23,10 +23,10 @@ OBJECTIVES: dict[str, tuple[train.Objective, float]] = {  # with R as scaling.md
     "Standard": (train.Standard(), 1),
     "Adversarial, PGD-7": (train.Adversarial(attack=ATTACK), (2 * STEPS + 3) / 3),
     "Mixture, PGD-7": (train.Mixture(attack=ATTACK), (2 * STEPS + 6) / 3),
-    "APART, N = M": (train.Apart(eps=0.1, groups=8), 2),
+    "APART, N = M": (train.APART(eps=0.1, groups=8), 2),
     "SAM": (train.SAM(), 2),
     "AdvBN behind layer1, 6 steps": (train.AdvBN(cut="layer1"), (1 - 0.58 + 0.58 * 18) / 3),
-    "LIGS regulariser": (train.LIGS(), 10 / 3),
+    "LIGS regularizer": (train.LIGS(), 10 / 3),
 }
 
 

@@ -49,7 +49,7 @@ class Loop:
         torch.manual_seed(0)
         self.model = models.build("resnet8", classes=10, input=images.spec, width=width)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = iter(data.Loader(images, size, augment=augment))
 
     def turns(self):  # type: ignore[no-untyped-def]
@@ -59,6 +59,6 @@ class Loop:
         self.x, self.y, _ids = next(self.loader)
 
     def train(self) -> None:
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         F.cross_entropy(self.model(self.x), self.y).backward()
-        self.optimiser.step()
+        self.optimizer.step()

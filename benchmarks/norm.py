@@ -1,6 +1,6 @@
 """What steering costs: training steps of a steered network against the same network in stock PyTorch.
 
-Each row is a training step, forward, backward and the optimiser, of ResNet-8 of width 16 on 128x3x32x32 and
+Each row is a training step, forward, backward and the optimizer, of ResNet-8 of width 16 on 128x3x32x32 and
 of ResNet-18 on 8x3x64x64, where small arithmetic shows most; both channels-last. It is fair because both
 sides take the same images through the same arithmetic in turns, and "nothing turned" even on the very same
 network, steered and released again within the time taken: a copy elsewhere in memory alone may be a few per
@@ -39,7 +39,7 @@ def rows(asked: Asked) -> Iterator[Row]:
 def network_rows(title: str, net: nn.Module, size: int, batch: int, asked: Asked) -> Iterator[Row]:
     stock, others = cases(net, size, batch)
     for name, (other, wanted) in others.items():
-        # A pair at a time: neighbours in time share the machine's mood.
+        # A pair at a time: neighbors in time share the machine's mood.
         times = race({"stock": stock, "steered": other}, asked.turns if asked.quick else asked.turns * STEPS)
         yield compare("norm", f"{title}, {name} / stock", times, "steered", "stock", wanted)
 
@@ -57,13 +57,13 @@ def cases(stock: nn.Module, size: int, batch: int) -> tuple[Pass, dict[str, tupl
     }
 
     def train(model: nn.Module, steering: Callable[[], Any] = nullcontext) -> Pass:
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
         def once() -> None:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             with steering():
                 F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
 
         return once
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import trimtab
 from benchmarks.race import Run
 from trimtab import data, norm
+from trimtab._accel import channels_last
 from trimtab.attacks import APGD, PGD, Linf
-from trimtab.cli.memory import keep_freed
-from trimtab.layout import channels_last
+from trimtab.cli.memory import tune_allocator
 from trimtab.measure.ligs import input_gradient
 
 EPS = 8 / 255
@@ -50,14 +50,14 @@ def images(count: int, quick: bool) -> tuple[Tensor, Tensor]:
 def contestant(name: str, model: nn.Module, steps: int) -> Work:
     """One of them, for a process of its own: ours keeps what it frees, as `trimtab evaluate` does."""
     if name.startswith("trimtab") and not name.endswith(SCRIPT):
-        keep_freed()
+        tune_allocator()
     peers = {"torchattacks": _torchattacks, "foolbox": _foolbox, "ART": _art}
     makers = peers | {AUTO[1]: _auto_pgd, BARE: _bare}
     if name in makers:
         return makers[name](model, steps, 2.5 * EPS / steps)
-    score = "any" if name.startswith(ANY) else "last"
+    early_stop = name.startswith(ANY)
     precision = "bfloat16" if name.endswith(ROUGH) else "full"
-    pgd = PGD(Linf(EPS), steps, score=score, precision=precision)
+    pgd = PGD(Linf(EPS), steps, early_stop=early_stop, precision=precision)
     ours = APGD(Linf(EPS), steps) if name == AUTO[0] else pgd
     return lambda x, y: ours(model, x, y)
 

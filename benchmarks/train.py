@@ -1,6 +1,6 @@
 """Training steps against the same passes in bare PyTorch.
 
-A step of an objective (with the optimiser) is compared with the sum of the forward and backward passes it
+A step of an objective (with the optimizer) is compared with the sum of the forward and backward passes it
 needs, written plainly: same network, same memory layout, same images, no attack tricks. AdvBN is compared
 with itself: its cost should be a straight line over its steps, and fall as the cut moves deeper. ResNet-8 of
 width 16 on 128x3x32x32; APART also on its paper's PreAct-ResNet-18, in a fresh process, whose memory no small
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from benchmarks.alone import alone
 from benchmarks.race import Asked, Row, Run, Times, compare, quartiles, race
 from trimtab import models, norm, train
+from trimtab._accel import channels_last
 from trimtab.attacks import PGD, Linf
 from trimtab.attacks.base import SLICE
-from trimtab.cli.memory import keep_freed
-from trimtab.layout import channels_last
+from trimtab.cli.memory import tune_allocator
 from trimtab.measure.ligs import input_gradient
 
 Build = Callable[[], nn.Module]
@@ -36,7 +36,7 @@ GROWING = 4
 
 
 def rows(asked: Asked) -> Iterator[Row]:
-    keep_freed(large=True)
+    tune_allocator(large=True)
     (x, y), (resnet8, _) = batch(asked.quick), networks(asked.quick)
     yield from passes(x, y, resnet8, asked.turns)
     yield from apart(asked)
@@ -64,29 +64,29 @@ def network(name: str, width: int) -> Build:
 
 
 def step_of(objective: train.Objective, x: Tensor, y: Tensor, build: Build) -> Run:
-    """The objective and the optimiser's step, as in the loop."""
+    """The objective and the optimizer's step, as in the loop."""
     model = objective.prepare(build())
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4, momentum=0.9)
     ids = torch.arange(len(x))
 
     def run() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective(model, x, y, ids=ids)
-        optimiser.step()
+        optimizer.step()
 
     return run
 
 
 def bare(sizes: list[int], x: Tensor, y: Tensor, build: Build) -> Run:
-    """Forward and backward passes over the first so many images, and the optimiser's step."""
+    """Forward and backward passes over the first so many images, and the optimizer's step."""
     model = build()
-    optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
 
     def run() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         for size in sizes:
             F.cross_entropy(model(x[:size]), y[:size]).backward()
-        optimiser.step()
+        optimizer.step()
 
     return run
 
@@ -94,7 +94,7 @@ def bare(sizes: list[int], x: Tensor, y: Tensor, build: Build) -> Run:
 def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, build: Build) -> Run:
     """PGD training as it is usually written: everything in train mode, channels first."""
     model = build().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
     x = x.contiguous()
 
     def run() -> None:
@@ -104,9 +104,9 @@ def plain_adversarial(x: Tensor, y: Tensor, steps: int, eps: float, build: Build
             (grad,) = torch.autograd.grad(F.cross_entropy(model(moved), y), moved)
             moved = moved.detach() + 2.5 * eps / steps * grad.sign()
             moved = torch.min(torch.max(moved, x - eps), x + eps).clamp(0, 1)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(moved), y).backward()
-        optimiser.step()
+        optimizer.step()
 
     return run
 
@@ -142,9 +142,9 @@ def passes(x: Tensor, y: Tensor, build: Build, turns: int) -> Iterator[Row]:
             "bare and some": bare([n, few], x, y, build),
             "standard": step_of(train.Standard(), x, y, build),
             "SAM": step_of(train.SAM(), x, y, build),
-            f"APART, N = {n}": step_of(train.Apart(), x, y, build),
-            f"APART, N = {n}, 16 groups": step_of(train.Apart(groups=min(16, n // 2)), x, y, build),
-            f"APART, N = {few}": step_of(train.Apart(samples=few), x, y, build),
+            f"APART, N = {n}": step_of(train.APART(), x, y, build),
+            f"APART, N = {n}, 16 groups": step_of(train.APART(groups=min(16, n // 2)), x, y, build),
+            f"APART, N = {few}": step_of(train.APART(samples=few), x, y, build),
         },
         turns if turns == 1 else turns * STEPS,
     )
@@ -176,15 +176,15 @@ def apart(asked: Asked) -> Iterator[Row]:
 
 def large_steps(turns: int, quick: bool) -> Run:
     """Steps of PreAct-ResNet-18 in turns, as `trimtab train` takes them."""
-    keep_freed(large=True)
+    tune_allocator(large=True)
     (x, y), (_, preact18) = batch(quick), networks(quick)
     n, few = counts(x)
     runs = {
         "bare twice": bare([n, n], x, y, preact18),
         "bare and some": bare([n, few], x, y, preact18),
         "standard": step_of(train.Standard(), x, y, preact18),
-        f"APART, N = {n}": step_of(train.Apart(), x, y, preact18),
-        f"APART, N = {few}": step_of(train.Apart(samples=few), x, y, preact18),
+        f"APART, N = {n}": step_of(train.APART(), x, y, preact18),
+        f"APART, N = {few}": step_of(train.APART(samples=few), x, y, preact18),
     }
     for run in list(runs.values()) * (0 if quick else GROWING):
         run()

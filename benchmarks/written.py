@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import growth
 from benchmarks.race import Asked, Row, Skipped
-from trimtab.placed import placed
+from trimtab.io import atomic_write
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,7 +107,7 @@ def write(out: Path, rows: Sequence[Row], skipped: Sequence[Skipped], about: Map
     found = {".md": markdown(rows, skipped, about), ".json": as_json(rows, skipped, about) + "\n"}
     files = [out.with_name(out.name + ending) for ending in found]
     for path, text in zip(files, found.values(), strict=True):
-        with placed(path) as part:
+        with atomic_write(path) as part:
             part.write_text(text)
     grown = [row for row in rows if row.section == "growth"]
     return files + (growth.picture(grown, out.parent) if grown else [])

@@ -1,13 +1,14 @@
 """Put a trained network into the zoo, with a card of what it scores and who confirmed that.
 
     python -m benchmarks.zoo --from runs/mine --name sample-mine      copy, score, confirm, write the card
+    python -m benchmarks.zoo --rescore sample-mine                    run the card's command again
     python -m benchmarks.zoo --table                                  write the table of docs/zoo.md anew
 
 Copied       model.safetensors, model.json and recipe.yaml; no checkpoints
-Scores       `trimtab evaluate zoo:NAME`: quick suite, budget of training, every branch as a norm state
+Scores       `trimtab evaluate zoo:NAME`: quick suite, budget of training, every branch as a BN mode
 Confirmed    by foolbox: LinfPGD with the same budget, steps and step size, last iterate, on the same images
              and on the branch released as a stock model; both start at random, so they agree within chance
-First        how many of the first 500 test images are right, per norm state: what a test checks exactly
+First        how many of the first 500 test images are correct, per branch: what a test checks exactly
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 import trimtab
 from trimtab import cli, data, norm, train
 from trimtab.attacks import PGD, Linf
 from trimtab.data import ImageSet
+from trimtab.evaluate import BNMode, Flag, Row
 from trimtab.models import sources
 from trimtab.models.files import DESCRIPTION, WEIGHTS
 from trimtab.types import BadInput, pretty
@@ -67,7 +70,7 @@ def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
         "--eps",
         pretty(eps),
     ]
-    words += ["--states", *("running" if one == "main" else f"branch:{one}" for one in branches)]
+    words += ["--bn-modes", *("running" if one == "main" else f"branch:{one}" for one in branches)]
     scored = evaluated(words)
     described = json.loads((folder / DESCRIPTION).read_text())
     card = {
@@ -80,11 +83,7 @@ def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
         "network": described["source"],
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / WEIGHTS).stat().st_size,
-        "scores": [
-            {key: row[key] for key in ("condition", "state", "accuracy", "interval", "correct", "n", "score")}
-            for row in scored["rows"]
-            if row["kind"] in SCORED
-        ],
+        "scores": scores(scored),
         "flags": scored["flags"],
         "confirmed": {branch: confirmed(model, branch, images, eps, limit) for branch in branches},
         "first": {branch: right(released(model, branch), images, FIRST) for branch in branches},
@@ -93,6 +92,25 @@ def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
     (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     (folder / "README.md").write_text(readme(card))
     return card
+
+
+def scores(scored: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a scorecard whose number is an accuracy, without what belongs to one store."""
+    left_out = ("key", "figures", "curve", "measure")
+    rows = [row for row in scored["rows"] if row["condition"]["kind"] in SCORED]
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
+
+
+def rescore(name: str) -> None:
+    """Run the command on a network's card again, and write its rows, flags and versions anew."""
+    folder = sources.ZOO / name
+    card = json.loads((folder / "card.json").read_text())
+    command = card["evaluate"].replace("--states", "--bn-modes")
+    scored = evaluated(shlex.split(command)[1:])
+    versions = {"trimtab": trimtab.__version__, "torch": torch.__version__}
+    card |= {"evaluate": command, "scores": scores(scored), "flags": scored["flags"], "versions": versions}
+    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+    (folder / "README.md").write_text(readme(card))
 
 
 def evaluated(words: list[str]) -> dict[str, Any]:
@@ -128,14 +146,14 @@ def branches_of(model: nn.Module) -> list[str]:
 
 
 def released(model: nn.Module, branch: str) -> nn.Module:
-    """A copy that is stock PyTorch with the values of one branch: nothing of ours normalises in it."""
+    """A copy that is stock PyTorch with the values of one branch: nothing of ours normalizes in it."""
     return norm.release(copy.deepcopy(model).eval(), branch)
 
 
 def confirmed(model: nn.Module, branch: str, images: ImageSet, eps: float, limit: int) -> dict[str, Any]:
     """PGD-20 by us and by foolbox, the image of the last iteration counting: how many stand."""
     net = released(model, branch)
-    ours = PGD(Linf(eps), STEPS, score="last")
+    ours = PGD(Linf(eps), STEPS, early_stop=False)
     return {
         "attack": str(ours),
         "n": limit,
@@ -174,11 +192,11 @@ def right(net: nn.Module, images: ImageSet, limit: int) -> int:
 
 def readme(card: dict[str, Any]) -> str:
     scores = "\n".join(
-        f"| {row['condition']} | {row['state']} | {percent(row['accuracy'])} "
-        f"({' to '.join(f'{100 * end:.1f}' for end in row['interval'])}) |"
-        for row in card["scores"]
+        f"| {row.condition} | {row.bn_mode} | {row.iterate or '–'} | {percent(row.accuracy)} "
+        f"({' to '.join(f'{100 * end:.1f}' for end in row.interval)}) |"
+        for row in rows_of(card)
     )
-    flags = "\n".join(f"- **{flag['name']}** ({flag['state']}): {flag['saw']}" for flag in card["flags"])
+    flags = "\n".join(f"- **{flag.name}** ({flag.bn_mode}): {flag.saw}" for flag in flags_of(card))
     checks = "\n".join(
         f"| {branch} | {found['attack']} | {found['trimtab']} | {found['foolbox']} | {found['n']} |"
         for branch, found in card["confirmed"].items()
@@ -193,15 +211,16 @@ def readme(card: dict[str, Any]) -> str:
 {card["evaluate"]}
 ```
 
-| condition | norm state | accuracy (95 % interval) |
-|---|---|---|
+First {card["scores"][0]["n"]} images of {card["data"]}:
+
+| condition | BN mode | iterate | accuracy (95 % interval) |
+|---|---|---|---|
 {scores}
 
-Trust card: {"no flag." if not flags else ""}
+Trust card: {"no flag." if not flags else chr(10) * 2 + flags}
 
-{flags or "Nothing was found that speaks against these numbers."}
-
-Confirmed by foolbox (images that stand, last iterate, each from its own random start):
+Confirmed by foolbox (images that are still classified correctly, last iterate, each library with its own
+random start):
 
 | branch | attack | trimtab | foolbox | images |
 |---|---|---|---|---|
@@ -209,24 +228,34 @@ Confirmed by foolbox (images that stand, last iterate, each from its own random 
 """
 
 
+def rows_of(card: dict[str, Any]) -> list[Row]:
+    """The rows of a network's card as values."""
+    return TypeAdapter(list[Row]).validate_python(card["scores"])
+
+
+def flags_of(card: dict[str, Any]) -> list[Flag]:
+    """The flags of a network's card as values."""
+    return TypeAdapter(list[Flag]).validate_python(card["flags"])
+
+
 def table() -> str:
     """A line per network and branch, from the cards."""
     lines = [
-        "| network | norm state | clean | noise 0.1 | FGSM | PGD-20, any iterate | PGD-20, last iterate: "
+        "| network | BN mode | clean | noise 0.1 | FGSM | PGD-20, early stopping | PGD-20, last iterate: "
         "trimtab, foolbox | flags | MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted(sources.ZOO.glob("*/card.json")):
         card = json.loads(file.read_text())
-        by_state: dict[str, list[str]] = {}
-        for row in card["scores"]:
-            by_state.setdefault(row["state"], []).append(percent(row["accuracy"]))
-        for (state, cells), found in zip(by_state.items(), card["confirmed"].values(), strict=True):
+        by_mode: dict[BNMode, list[str]] = {}
+        for row in rows_of(card):
+            by_mode.setdefault(row.bn_mode, []).append(percent(row.accuracy))
+        for (mode, cells), found in zip(by_mode.items(), card["confirmed"].values(), strict=True):
             last = ", ".join(percent(found[who] / found["n"]) for who in ("trimtab", "foolbox"))
-            flags = ", ".join(flag["name"] for flag in card["flags"] if flag["state"] == state) or "none"
+            flags = ", ".join(flag.name for flag in flags_of(card) if flag.bn_mode == mode) or "none"
             size = f"{card['bytes'] / 1e6:.2f}"
             lines.append(
-                "| " + " | ".join([f"`zoo:{card['name']}`", state, *cells, last, flags, size]) + " |"
+                "| " + " | ".join([f"`zoo:{card['name']}`", str(mode), *cells, last, flags, size]) + " |"
             )
     return "\n".join(lines)
 
@@ -245,10 +274,13 @@ def main(words: list[str] | None = None) -> int:
     asked.add_argument("--from", dest="run", type=Path, help="the folder of a finished run")
     asked.add_argument("--name", help="what the network is called in the zoo")
     asked.add_argument("--limit", type=int, default=FIRST, help="test images to score it on")
+    asked.add_argument("--rescore", nargs="*", default=[], help="networks whose cards are measured anew")
     asked.add_argument("--table", action="store_true", help="write the table of docs/zoo.md anew")
     given = asked.parse_args(words)
     if given.run is not None:
         add(given.run, given.name or given.run.name, given.limit)
+    for name in given.rescore:
+        rescore(name)
     if given.table:
         write_table()
     taken = sum(file.stat().st_size for file in sources.ZOO.rglob("*") if file.is_file())

@@ -33,14 +33,14 @@ def trained(eps: float = 0.0) -> Net:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Net(data.spec)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
         for part in torch.randperm(len(data)).split(64):
             x, y, _ = data.take(part)
             if eps:
                 x = _moved(model.eval(), x, y, eps)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model.train()(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval()
 
 

@@ -11,8 +11,7 @@ from trimtab import certify, models
 from trimtab.attacks import PGD, Linf
 from trimtab.cli import main
 from trimtab.data.embedded import sample
-from trimtab.evaluate import Clean, Noise, PerBatch, Store, run
-from trimtab.models import memory
+from trimtab.evaluate import Clean, Noise, PerBatchMode, Store, run
 from trimtab.types import BadInput
 
 PROBLEMS = [
@@ -21,6 +20,7 @@ PROBLEMS = [
         "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to ..."
     ),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
+    RuntimeError("could not create a primitive"),
     MemoryError(),
 ]
 
@@ -59,7 +59,7 @@ class Small(nn.Module):
         return self.net(x)
 
 
-SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=3, score="any")]
+SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=3, early_stop=True)]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: type(problem).__name__)
@@ -85,15 +85,15 @@ def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(
             assert one is not None
             assert other is not None
             assert all(
-                torch.equal(one[name], other[name]) for name in one if name not in ("unsteady", "beside")
+                torch.equal(one[name], other[name]) for name in one if name not in ("repeated", "rebatched")
             )
 
 
 def test_a_batch_that_belongs_together_is_not_halved(store: Store) -> None:
     few = sample().subset(slice(0, 32))
     with pytest.raises(BadInput, match=r"32 images does not fit .* belong together; give a smaller chunk"):
-        run(Small(9), few, [Clean()], store=store, states=[PerBatch()], chunk=32)
-    assert run(Small(9), few, [Clean()], store=store, states=[PerBatch()], chunk=8).rows[0].n == 32
+        run(Small(9), few, [Clean()], store=store, bn_modes=[PerBatchMode()], chunk=32)
+    assert run(Small(9), few, [Clean()], store=store, bn_modes=[PerBatchMode()], chunk=8).rows[0].n == 32
 
 
 def test_a_device_without_room_for_one_image_is_told(store: Store) -> None:
@@ -109,6 +109,12 @@ def test_other_errors_are_not_taken_for_it(store: Store) -> None:
             [Clean()],
             store=store,
         )
+
+
+def test_an_image_too_large_to_certify_is_not_called_unfit() -> None:
+    x = sample().take(torch.arange(3)).x.double()
+    with pytest.raises(torch.OutOfMemoryError):
+        certify.certify(Small(0), x, 0.25, 20, 200, seed=1)
 
 
 def test_certificates_do_not_depend_on_the_room_there_is() -> None:
@@ -127,16 +133,3 @@ def test_a_command_that_runs_out_of_memory_ends_in_one_line(
     monkeypatch.setattr(models.pixels.Pixels, "forward", full)
     assert main(["lens", "net:resnet8,width=1,channels=1", "--limit", "2"]) == 2
     assert "memory ran out; take smaller batches" in capsys.readouterr().err
-
-
-def test_the_size_is_halved_down_to_one() -> None:
-    tried: list[int] = []
-
-    def work(size: int) -> int:
-        tried.append(size)
-        if size > 1:
-            raise PROBLEMS[0]
-        return size
-
-    assert memory.halving(work, 13) == 1
-    assert tried == [13, 7, 4, 2, 1]

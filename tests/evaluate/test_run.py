@@ -14,40 +14,43 @@ from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 import trimtab
-from trimtab import adapt, data, keys, models, norm
+from trimtab import adapt, data, models, norm
 from trimtab.attacks import APGD, EOT, FGSM, PGD, AutoAttack, CurvePGD, Linf, ThroughBatch
 from trimtab.data import Batch
 from trimtab.data.corruptions import corrupt
 from trimtab.data.embedded import sample
 from trimtab.evaluate import (
     Attacked,
-    Branch,
+    BranchMode,
     Clean,
     Condition,
     Corrupted,
-    Frozen,
+    FrozenMode,
     Noise,
-    PerBatch,
-    Progress,
-    Running,
+    PerBatchMode,
+    RunningMode,
+    Status,
     Store,
+    cells,
     engine,
     images,
     rescore,
     run,
 )
+from trimtab.evaluate.bn_modes import BNMode
 from trimtab.evaluate.card import Row
 from trimtab.evaluate.certified import Certified
-from trimtab.evaluate.states import NormState
+from trimtab.evaluate.records import CleanRecord
 from trimtab.evaluate.trust import health
+from trimtab.runtime import fingerprint
 from trimtab.types import BadInput, InputSpec
 
-WEAK = PGD(Linf("8/255"), steps=5, score="any")
+WEAK = PGD(Linf("8/255"), steps=5, early_stop=True)
 
 
 def ledger(model: nn.Module, condition: Condition, store: Store, n: int, **how: object) -> dict[str, Tensor]:
-    subject = engine.Subject(model, sample(), store, **how)  # type: ignore[arg-type]
-    return engine.measure(engine.Cell(subject, condition, Running(), 0, n))
+    subject = cells.Subject(model, sample(), store, **how)  # type: ignore[arg-type]
+    return engine.measure(cells.Cell(subject, condition, RunningMode(), 0, n))
 
 
 def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -181,28 +184,28 @@ def test_norm_states_measure_what_their_functions_make(store: Store) -> None:
     few = sample().subset(slice(0, 128))
     x, y, ids = few.take(torch.arange(128))
     shown = corrupt(x, "brightness", 5, seed=0, ids=ids)
-    states = (Running(), Branch("adv"), PerBatch(), Frozen(images=16))
-    card = run(model, few, [dark], store=store, states=states, chunk=64)
+    states = (RunningMode(), BranchMode("adv"), PerBatchMode(), FrozenMode(images=16))
+    card = run(model, few, [dark], store=store, bn_modes=states, chunk=64)
     with trimtab.use(model.eval(), branch="adv"):
         on_branch = by_hand(model, shown, y)
     per_batch = adapt.per_batch(model)
     by_batches = (by_hand(per_batch, shown[:64], y[:64]) + by_hand(per_batch, shown[64:], y[64:])) / 2
     frozen = by_hand(adapt.frozen(model, shown[:16]), shown, y)
-    found = {row.state: row.accuracy for row in card.rows}
+    found = {row.bn_mode: row.accuracy for row in card.rows}
     assert list(found.values()) == [by_hand(model, shown, y), on_branch, by_batches, frozen]
-    assert {flag.state for flag in card.flags if flag.name == "batch"} == {str(PerBatch())}
+    assert {flag.bn_mode for flag in card.flags if flag.name == "batch"} == {PerBatchMode()}
 
 
 def test_where_a_batch_is_coupled_its_size_is_part_of_the_key(store: Store) -> None:
-    def key(state: Running | PerBatch, condition: Condition, chunk: int, batch_size: int) -> str:
-        subject = engine.Subject(trained(), sample(), store, chunk=chunk, batch_size=batch_size)
-        return engine.Cell(subject, condition, state, 0, 256).key
+    def key(state: BNMode, condition: Condition, chunk: int, batch_size: int) -> str:
+        subject = cells.Subject(trained(), sample(), store, chunk=chunk, batch_size=batch_size)
+        return cells.Cell(subject, condition, state, 0, 256).key
 
-    assert key(Running(), Clean(), 64, 16) == key(Running(), Clean(), 128, 32)
-    assert key(PerBatch(), Clean(), 64, 16) == key(PerBatch(), Clean(), 64, 32)
-    assert key(PerBatch(), Clean(), 64, 16) != key(PerBatch(), Clean(), 128, 16)
+    assert key(RunningMode(), Clean(), 64, 16) == key(RunningMode(), Clean(), 128, 32)
+    assert key(PerBatchMode(), Clean(), 64, 16) == key(PerBatchMode(), Clean(), 64, 32)
+    assert key(PerBatchMode(), Clean(), 64, 16) != key(PerBatchMode(), Clean(), 128, 16)
     through = Attacked(ThroughBatch(WEAK))
-    assert key(Running(), through, 64, 16) != key(Running(), through, 128, 16)
+    assert key(RunningMode(), through, 64, 16) != key(RunningMode(), through, 128, 16)
 
 
 def test_kept_images_score_to_the_printed_number(store: Store) -> None:
@@ -224,12 +227,11 @@ def test_seeds_may_be_numpys(store: Store) -> None:
 
 
 def test_kept_images_are_judged_in_the_state_that_they_were_made_for(store: Store) -> None:
-    how = {"limit": 32, "keep_images": True, "examine": False, "insist": True}
-    for state in (PerBatch(), Frozen(images=32)):
-        (row,) = run(trained(), sample(), [FGSM()], store, states=[state], **how).rows  # type: ignore[arg-type]
+    how = {"limit": 32, "keep_images": True, "examine": False, "force": True}
+    for state in (PerBatchMode(), FrozenMode(images=32)):
+        (row,) = run(trained(), sample(), [FGSM()], store, bn_modes=[state], **how).rows  # type: ignore[arg-type]
         assert rescore(trained(), sample(), row, store, state).correct == row.correct
-        with pytest.raises(BadInput, match="give that norm state, not 'running'"):
-            rescore(trained(), sample(), row, store)
+        assert rescore(trained(), sample(), row, store).correct == row.correct
 
 
 class OneLogit(nn.Module):
@@ -308,15 +310,15 @@ def test_kept_images_are_found_whatever_chunks_they_lie_in(store: Store) -> None
 
 def test_images_of_a_batch_that_belongs_together_are_those_of_that_batch(store: Store) -> None:
     def measured(limit: int, kept: bool) -> Row:
-        how = {"states": [PerBatch()], "chunk": 8, "keep_images": kept, "examine": False}
-        return run(trained(), sample(), [FGSM()], store, limit=limit, insist=True, **how).rows[0]  # type: ignore[arg-type]
+        how = {"bn_modes": [PerBatchMode()], "chunk": 8, "keep_images": kept, "examine": False}
+        return run(trained(), sample(), [FGSM()], store, limit=limit, force=True, **how).rows[0]  # type: ignore[arg-type]
 
     short, long = measured(10, False), measured(12, True)
     assert spans_of_images(long, store) == [(0, 8), (8, 12)]
-    assert rescore(trained(), sample(), long, store, PerBatch()).correct == long.correct
+    assert rescore(trained(), sample(), long, store, PerBatchMode()).correct == long.correct
     with pytest.raises(BadInput, match="keep_images=True"):
-        rescore(trained(), sample(), short, store, PerBatch())
-    assert rescore(trained(), sample(), measured(10, True), store, PerBatch()).correct == short.correct
+        rescore(trained(), sample(), short, store, PerBatchMode())
+    assert rescore(trained(), sample(), measured(10, True), store, PerBatchMode()).correct == short.correct
 
 
 def test_keeping_images_forgets_nothing_that_was_measured_without_them(store: Store) -> None:
@@ -335,9 +337,11 @@ def test_keeping_images_forgets_nothing_that_was_measured_without_them(store: St
 def test_a_curve_is_one_run_with_its_step_printed(store: Store) -> None:
     long = CurvePGD(Linf("8/255"), steps=20, step_size="1/255", marks=(5, 20))
     (row,) = run(trained(), sample(), [long], store=store, limit=100, examine=False).rows
-    assert row.figures["after 20"] == row.accuracy <= row.figures["after 5"]
-    assert "step 1/255" in row.condition
-    assert row.score == "last iterate"
+    assert row.curve is not None
+    after = dict(row.curve.points)
+    assert after[20] == row.accuracy <= after[5]
+    assert row.condition.step_size == 1 / 255
+    assert row.iterate == "last iterate"
 
 
 def test_a_run_leaves_no_trace(store: Store) -> None:
@@ -347,7 +351,7 @@ def test_a_run_leaves_no_trace(store: Store) -> None:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     drawn = torch.get_rng_state()
-    run(model, sample(), store=store, limit=32, states=(Running(), PerBatch()))
+    run(model, sample(), store=store, limit=32, bn_modes=(RunningMode(), PerBatchMode()))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert all(p.requires_grad for p in model.parameters())
@@ -368,11 +372,11 @@ def test_a_stream_is_refused_because_it_would_depend_on_what_came_before(store: 
 
 
 def test_progress_ends_complete_and_its_bounds_close_on_the_accuracy(store: Store) -> None:
-    told: list[Progress] = []
+    told: list[Status] = []
     card = run(trained(), sample(), [Clean(), WEAK], store=store, limit=100, chunk=32, progress=told.append)
     assert told[-1].done == told[-1].total
     assert [p.done for p in told] == sorted(p.done for p in told)
-    clean = [p for p in told if p.condition == "clean"]
+    clean = [p for p in told if p.condition == CleanRecord()]
     assert clean[0].lower == 0
     assert clean[0].upper == 1
     assert clean[-1].lower == clean[-1].upper == card.rows[0].accuracy
@@ -418,11 +422,11 @@ def test_what_cannot_be_evaluated_is_told_in_a_sentence(store: Store) -> None:
     refused("limit must be 1 or more, found 0", trained(), few, limit=0)
     small = data.as_set((torch.rand(10, 3, 16, 16), y % 2))
     refused("at least 28 x 28 pixels, and these have 3 channels and 16 x 16", nn.Flatten(), small, "standard")
-    grey = models.wrap(nn.Flatten(), InputSpec(channels=1, mean=(0.0,), std=(1.0,)))
-    refused("takes images with 1 channels, and those of 'images' have 3", grey, small, [Clean()])
+    gray = models.wrap(nn.Flatten(), InputSpec(channels=1, mean=(0.0,), std=(1.0,)))
+    refused("takes images with 1 channels, and those of 'images' have 3", gray, small, [Clean()])
     refused("one output; let it return two logits", OneLogit(), small, [Clean()])
     refused("at least one seed", trained(), few, [Clean()], seed=[])
-    refused("'3' is asked for twice", trained(), few, [Clean()], seed=[3, 3])
+    refused("'3' is requested twice", trained(), few, [Clean()], seed=[3, 3])
     refused("a seed is a whole number", trained(), few, [Clean()], seed=0.5)
     refused("batch_size must be 1 or more", trained(), few, batch_size=0)
     refused("logits of shape", nn.Conv2d(1, 3, 3), few, [Clean()])
@@ -466,51 +470,55 @@ def test_eot_that_adapts_to_its_batch_keeps_the_batch_in_its_key(store: Store) -
     eot = Attacked(EOT(PGD(steps=1), m=1))
     fixed = Attacked(EOT(PGD(steps=1), sampler=(trained(),)))
     for condition, told_apart in ((eot, True), (fixed, False)):
-        subjects = [engine.Subject(trained(), sample(), store, chunk=chunk) for chunk in (8, 16)]
-        cells = [engine.Cell(subject, condition, Running(), 0, 16) for subject in subjects]
-        assert (cells[0].key != cells[1].key) is told_apart
-    assert eot.score(coupled=False) == "last iterate"
-    assert Attacked(APGD()).score(coupled=True) == "best iterate"
+        subjects = [cells.Subject(trained(), sample(), store, chunk=chunk) for chunk in (8, 16)]
+        first, second = (cells.Cell(subject, condition, RunningMode(), 0, 16).key for subject in subjects)
+        assert (first != second) is told_apart
+    assert eot.iterate(coupled=False) == "last iterate"
+    assert Attacked(APGD()).iterate(coupled=True) == "best iterate"
 
 
 def test_a_suite_leaves_out_what_cannot_be_asked_of_a_coupled_batch(store: Store) -> None:
     few = sample().subset(slice(0, 16))
     asked = [Clean(), AutoAttack(steps=1, queries=1), Certified(n=10)]
-    card = run(trained(), few, asked, states=[Running(), PerBatch()], store=store, examine=False)
-    assert [row.kind for row in card.rows if row.state == "running"] == ["clean", "attack", "certificate"]
-    assert [row.kind for row in card.rows if row.state != "running"] == ["clean"]
+    card = run(trained(), few, asked, bn_modes=[RunningMode(), PerBatchMode()], store=store, examine=False)
+    assert [row.kind for row in card.rows if row.bn_mode == RunningMode()] == [
+        "clean",
+        "attack",
+        "certificate",
+    ]
+    assert [row.kind for row in card.rows if row.bn_mode != RunningMode()] == ["clean"]
     with pytest.raises(BadInput, match=r"nothing to measure.*influence each other; freeze"):
-        run(trained(), few, asked[1:], states=[PerBatch()], store=store, examine=False)
+        run(trained(), few, asked[1:], bn_modes=[PerBatchMode()], store=store, examine=False)
 
 
 def test_methods_that_differ_have_names_that_differ() -> None:
     methods = [PGD(), PGD(random_start=False), PGD(clean_start=0.5), APGD(), APGD(restarts=5)]
     methods += [AutoAttack(), AutoAttack(steps=5), AutoAttack(queries=5), EOT(), EOT(rho=0.5)]
-    methods += [PerBatch(0.3), PerBatch(0.3, "var"), Frozen(), Frozen(blend_of="var")]
+    methods += [PerBatchMode(0.3), PerBatchMode(0.3, "var"), FrozenMode(), FrozenMode(blend_of="var")]
     assert len({str(method) for method in methods}) == len(methods)
 
 
 def test_rows_of_the_same_name_are_refused(store: Store) -> None:
-    with pytest.raises(BadInput, match="asked for twice"):
+    with pytest.raises(BadInput, match="requested twice"):
         run(trained(), sample(), [Clean(), Clean()], store=store)
-    with pytest.raises(BadInput, match="asked for twice"):
-        run(trained(), sample(), [Clean()], states=[Running(), Running()], store=store)
+    with pytest.raises(BadInput, match="requested twice"):
+        run(trained(), sample(), [Clean()], bn_modes=[RunningMode(), RunningMode()], store=store)
 
 
-@pytest.mark.parametrize("state", [PerBatch(), Frozen(images=64)])
-def test_adapting_starts_from_the_main_branch_whatever_is_in_force(state: NormState, store: Store) -> None:
+@pytest.mark.parametrize("state", [PerBatchMode(), FrozenMode(images=64)])
+def test_adapting_starts_from_the_main_branch_whatever_is_in_force(state: BNMode, store: Store) -> None:
     model = norm.add_branch(norm.steer(copy.deepcopy(trained())), "adv")
     with torch.no_grad():
         for layer in norm.layers(model).values():
             layer.holder("adv").weight.neg_()
     few = sample().subset(slice(0, 64))
-    (plain,) = run(model, few, [Clean()], states=[state], store=store, examine=False).rows
+    (plain,) = run(model, few, [Clean()], bn_modes=[state], store=store, examine=False).rows
     with norm.use(model, branch="adv"):
         (inside,) = run(
             model,
             few,
             [Clean()],
-            states=[state],
+            bn_modes=[state],
             store=Store(Path(store.path).with_name("other.sqlite")),
             examine=False,
         ).rows
@@ -518,8 +526,10 @@ def test_adapting_starts_from_the_main_branch_whatever_is_in_force(state: NormSt
 
 
 def test_one_and_one_point_nought_are_one_state() -> None:
-    assert keys.describe(PerBatch(1)) == keys.describe(PerBatch(1.0))
-    assert keys.digest(keys.describe(Frozen(1))) == keys.digest(keys.describe(Frozen(1.0)))
+    assert fingerprint.describe(PerBatchMode(1)) == fingerprint.describe(PerBatchMode(1.0))
+    assert fingerprint.digest(fingerprint.describe(FrozenMode(1))) == fingerprint.digest(
+        fingerprint.describe(FrozenMode(1.0))
+    )
 
 
 class Keeping(Net):
@@ -542,18 +552,18 @@ def test_a_model_that_keeps_something_from_a_pass_is_not_measured_again(store: S
 
 
 def test_narrow_formats_are_results_of_their_own(store: Store) -> None:
-    subject = engine.Subject(trained(), sample(), store)
-    plain = engine.Cell(subject, Clean(), Running(), 0, 8).key
+    subject = cells.Subject(trained(), sample(), store)
+    plain = cells.Cell(subject, Clean(), RunningMode(), 0, 8).key
     with torch.autocast("cpu", torch.bfloat16):
-        assert engine.Cell(subject, Clean(), Running(), 0, 8).key != plain
+        assert cells.Cell(subject, Clean(), RunningMode(), 0, 8).key != plain
 
 
 def test_probes_of_a_model_that_couples_by_itself_keep_to_the_chunk(store: Store) -> None:
     model = copy.deepcopy(trained())
     model.net[1] = nn.BatchNorm2d(8, track_running_stats=False)
-    subject = engine.Subject(model, sample(), store, chunk=16)
-    assert health(subject, Running(), 0).subject.chunk == 16
-    assert health(engine.Subject(trained(), sample(), store, chunk=16), Running(), 0).subject.chunk > 16
+    subject = cells.Subject(model, sample(), store, chunk=16)
+    assert health(subject, RunningMode(), 0).subject.chunk == 16
+    assert health(cells.Subject(trained(), sample(), store, chunk=16), RunningMode(), 0).subject.chunk > 16
 
 
 def test_statistics_that_are_frozen_for_a_certificate_are_those_of_noisy_images() -> None:
@@ -577,7 +587,7 @@ class Head(nn.Module):
 
 
 def test_a_model_that_refuses_single_images_is_evaluated_and_flagged(store: Store) -> None:
-    card = run(trimtab.steer(Head()), sample(), [Clean()], store=store, limit=64, states=[PerBatch()])
+    card = run(trimtab.steer(Head()), sample(), [Clean()], store=store, limit=64, bn_modes=[PerBatchMode()])
     assert card.rows[0].n == 64
     (flag,) = [flag for flag in card.flags if flag.name == "batch"]
     assert "are not all taken" in flag.saw
@@ -586,15 +596,15 @@ def test_a_model_that_refuses_single_images_is_evaluated_and_flagged(store: Stor
 def test_images_for_a_model_that_adapts_are_not_shown_to_one_that_does_not(store: Store) -> None:
     suite = [Clean(), ThroughBatch(WEAK)]
     how = {"store": store, "limit": 24, "chunk": 12, "examine": False}
-    card = run(trained(), sample(), suite, states=[Running(), PerBatch()], **how)
-    assert [(row.kind, row.state) for row in card.rows] == [
-        ("clean", "running"),
-        ("clean", "adapted per batch (rho 1)"),
-        ("attack", "adapted per batch (rho 1)"),
+    card = run(trained(), sample(), suite, bn_modes=[RunningMode(), PerBatchMode()], **how)
+    assert [(row.kind, row.bn_mode) for row in card.rows] == [
+        ("clean", RunningMode()),
+        ("clean", PerBatchMode(1.0)),
+        ("attack", PerBatchMode(1.0)),
     ]
     assert card.provenance["batch"] == 12
     assert "batch" not in run(trained(), sample(), [Clean()], **how).provenance
-    with pytest.raises(BadInput, match="does not apply to this model with statistics running"):
+    with pytest.raises(BadInput, match="does not apply to this model in BN mode running"):
         run(trained(), sample(), [ThroughBatch(WEAK)], **how)
 
 
@@ -639,7 +649,7 @@ def test_an_attack_of_yours_depends_on_the_batch_and_so_does_its_key(store: Stor
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"states": ["running"]}, "norm state"),
+        ({"bn_modes": ["running"]}, "BN mode"),
         ({"linf": "8/255"}, "budget"),
         ({"limit": 2.5}, "whole number"),
         ({"chunk": "5"}, "whole number"),
@@ -655,16 +665,16 @@ def test_what_is_no_state_budget_or_count_is_told_in_a_sentence(
 
 def test_one_attack_and_one_state_need_no_list(store: Store) -> None:
     shown = sample("test").subset(slice(0, 8))
-    (row,) = run(trained(), shown, PGD(steps=1), store, states=Running(), examine=False).rows  # type: ignore[arg-type]
+    (row,) = run(trained(), shown, PGD(steps=1), store, bn_modes=RunningMode(), examine=False).rows
     assert row.n == 8
 
 
 def test_an_attack_of_ones_own_list_does_not_vanish(store: Store) -> None:
     suite = [PGD(steps=1), ThroughBatch(PGD(steps=1))]
     shown = sample("test").subset(slice(0, 16))
-    with pytest.raises(BadInput, match=r"through the batch.*does not apply.*PerBatch"):
+    with pytest.raises(BadInput, match=r"through the batch.*does not apply.*PerBatchMode"):
         run(trained(), shown, suite, store, examine=False)
-    rows = run(trained(), shown, suite, store, states=[Running(), PerBatch()], examine=False).rows
+    rows = run(trained(), shown, suite, store, bn_modes=[RunningMode(), PerBatchMode()], examine=False).rows
     assert len(rows) == 3
 
 
@@ -674,4 +684,4 @@ def test_a_last_batch_of_one_image_is_named(store: Store) -> None:
     with pytest.raises(
         BadInput, match="the last of 17 images is a batch of its own: if that is why, take 16"
     ):
-        run(net, shown, [Clean()], store, states=[PerBatch()], chunk=16, examine=False)
+        run(net, shown, [Clean()], store, bn_modes=[PerBatchMode()], chunk=16, examine=False)

@@ -8,7 +8,8 @@ from evaluate_nets import Net, trained
 
 from trimtab.attacks import FGSM
 from trimtab.data.embedded import sample
-from trimtab.evaluate import Clean, Noise, Store, compare, export, find, run, runs
+from trimtab.evaluate import Clean, Noise, RunningMode, Store, compare, export, find, run, runs
+from trimtab.evaluate.records import CleanRecord
 from trimtab.evaluate.suites import suite_of
 from trimtab.types import BadInput, Linf
 
@@ -32,7 +33,7 @@ def test_a_run_is_listed_once_however_often_it_ran(store: Store) -> None:
 def test_runs_are_compared_row_by_row(store: Store) -> None:
     two_runs(store)
     table = compare(runs(store))
-    clean = table["clean", "running", 0]
+    clean = table[CleanRecord(), RunningMode(), 0]
     assert [row and row.n for row in clean] == [50, 50]
     assert clean == [one.card.rows[0] for one in runs(store)]
     assert [[row is None for row in rows] for rows in table.values()] == [
@@ -48,7 +49,7 @@ def test_the_csv_holds_every_row_and_no_time(store: Store) -> None:
     assert [line["model"] for line in lines] == ["trained", "trained", "untrained", "untrained"]
     for line, row in zip(lines, [row for one in runs(store) for row in one.card.rows], strict=True):
         assert float(line["accuracy"]) == row.accuracy
-        assert line["condition"] == row.condition
+        assert line["condition"] == str(row.condition)
     assert runs(store)[0].finished not in export(runs(store))
     assert export([]) == ""
 

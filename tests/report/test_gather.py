@@ -13,7 +13,7 @@ from trimtab.data import ImageSet, as_set, load
 from trimtab.evaluate import Clean, Corrupted, run, runs
 from trimtab.models import build
 from trimtab.report import gather, page
-from trimtab.report.tables import states
+from trimtab.report.tables import bn_modes
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_trials_cover_norm_states_and_batch_sizes_and_stay_out_of_the_list_of_ru
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = gather(model, images, card, store, sample=32)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert len(states(found.trials["net"])) == 3
+    assert len(bn_modes(found.trials["net"])) == 3
     assert sorted(found.batch_sizes["net"]) == [8, 16]
     assert not found.audits["net"].sound  # its running statistics were never trained
     assert [one.card for one in runs(store)] == [card]
@@ -63,7 +63,7 @@ def test_trials_cover_norm_states_and_batch_sizes_and_stay_out_of_the_list_of_ru
 def test_examples_were_right_before_and_are_wrong_after(images: ImageSet, tmp_path: Path, kept: bool) -> None:
     store = tmp_path / "store.sqlite"
     suite = [FGSM(Linf("32/255")), Corrupted("fog", 5)]
-    card = run(Bright(), images, suite, store, keep_images=kept, insist=True)
+    card = run(Bright(), images, suite, store, keep_images=kept, force=True)
     found = gather(Bright(), images, card, store)
     titles = {one.title.split(":")[0] for one in found.galleries}
     assert titles == ({"Attacked", "Corrupted"} if kept else {"Corrupted"})

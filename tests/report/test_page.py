@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from report_cards import card
+from report_cards import RUNNING, card
 
 import trimtab
-from trimtab.evaluate import Flag
+from trimtab.evaluate import BranchMode, Flag
+from trimtab.evaluate.records import OtherRecord
 from trimtab.models import build
 from trimtab.report import Extras, page, pictures
 from trimtab.types import BadInput
@@ -64,7 +65,7 @@ def test_the_page_is_under_five_megabytes_and_refers_to_nothing_outside(tmp_path
 
 
 def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
-    alone = replace(card(), rows=tuple(r for r in card().rows if r.state == "running"))
+    alone = replace(card(), rows=tuple(r for r in card().rows if r.bn_mode == RUNNING))
     _, seen = written(page([alone], tmp_path / "page.html"))
     assert seen.sections == ["verdict", "scorecard", "trust", "charts", "provenance"]
 
@@ -92,8 +93,13 @@ def test_all_sections_are_there_when_there_is_something_to_show(tmp_path: Path) 
 
 def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     plain, _ = written(page([card(), card("b")], tmp_path / "plain.html"))
-    evil = replace(card(NASTY, command=NASTY), data=NASTY, flags=(Flag(NASTY, NASTY, NASTY, NASTY),))
-    evil = replace(evil, rows=tuple(replace(r, condition=r.condition + NASTY) for r in evil.rows))
+    evil = replace(
+        card(NASTY, command=NASTY), data=NASTY, flags=(Flag(NASTY, NASTY, NASTY, BranchMode(NASTY)),)
+    )
+    evil = replace(
+        evil,
+        rows=tuple(replace(r, condition=OtherRecord(NASTY + str(r.condition), r.kind)) for r in evil.rows),
+    )
     x = torch.rand(1, 1, 8, 8)
     gallery = pictures.examples(NASTY, x, x, [0], [0], [0], [NASTY])
     extras = Extras(audits={NASTY: trimtab.audit(build("resnet8", width=8))}, galleries=[gallery])
@@ -115,7 +121,7 @@ def test_the_page_carries_its_cards_as_data(tmp_path: Path) -> None:
 def test_checks_that_were_not_made_are_not_listed(tmp_path: Path) -> None:
     rows = tuple(r for r in card().rows if r.kind == "clean")
     text, _ = written(page([replace(card(), rows=rows, flags=())], tmp_path / "page.html"))
-    listed = text.split("Checked were: ")[1].split(".")[0].split(", ")
+    listed = text.split("Checked: ")[1].split(".")[0].split(", ")
     assert "samples" in listed
     assert "black box" not in listed
 

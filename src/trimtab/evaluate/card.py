@@ -1,4 +1,4 @@
-"""The scorecard as values: rows, flags, provenance. Printing is for others; nothing here knows the time."""
+"""The scorecard as typed values: rows, flags, provenance. Nothing here prints or knows the time."""
 
 from __future__ import annotations
 
@@ -7,59 +7,76 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trimtab.keys import digest
+from trimtab.evaluate.bn_modes import BNModeRecord, RunningMode
+from trimtab.evaluate.records import (
+    EARLY_STOPPING,
+    AttackRecord,
+    ConditionRecord,
+    Curve,
+    ImagesRecord,
+    Measure,
+)
+from trimtab.runtime.fingerprint import digest
 from trimtab.types import BadInput
 
-ENDS = (", lower end", ", upper end")
-"""How the figures that are the ends of another one's interval go on after its name."""
+FORMAT = 2
+"""Of cards and stores: 2 has typed rows."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One cell: an accuracy, and all that is needed to read it."""
 
-    kind: str
-    """clean, noise, corruption, attack, ..."""
-    condition: str
-    """What was done to the images, in words."""
-    state: str
-    """Which statistics normalised."""
+    condition: ConditionRecord
+    """What was done to the images."""
+    bn_mode: BNModeRecord
+    """Which statistics normalized."""
+    images: ImagesRecord
+    """Which images were measured."""
     seed: int
     accuracy: float
     interval: tuple[float, float]
     """Clopper and Pearson, 95 %."""
     correct: int
     n: int
-    score: str
-    """Which image of an attack counts: that of the last iteration, or any."""
-    figures: Mapping[str, float]
-    """Further numbers of this condition, by name."""
-    key: str
+    iterate: str = ""
+    """Which iterate of an attack counts: early stopping (any that is misclassified), the last, the best."""
+    batch_size: int | None = None
+    """The batch, where images of a batch influence each other; None where it changes no result."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Further scalars of this condition, by name."""
+    curve: Curve | None = None
+    """Accuracy over iterations or radius, if measured."""
+    measure: Measure | None = None
+    """The mean that the row is about, if that is not the accuracy."""
+    key: str = ""
     """The cell in the store."""
-    instead: str = ""
-    """The figure that the row is about, if not the accuracy; two more figures are its interval's `ENDS`."""
 
     @property
-    def told(self) -> tuple[float, float, float] | None:
-        """What the row is about, and its interval; None where that could not be measured."""
-        if not self.instead:
+    def kind(self) -> str:
+        """The kind of the condition: clean, noise, corruption, attack, ..."""
+        return self.condition.kind
+
+    @property
+    def estimate(self) -> tuple[float, float, float] | None:
+        """What the row is about, with the ends of its interval; None where that is undefined."""
+        if self.measure is None:
             return self.accuracy, *self.interval
-        found = [self.figures.get(self.instead + end) for end in ("", *ENDS)]
-        value, low, high = (None if one is None else float(one) for one in found)
+        value, low, high = self.measure.value, self.measure.low, self.measure.high
         return None if value is None or low is None or high is None else (value, low, high)
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A reason to doubt the numbers above it."""
+    """A warning about the numbers of one BN mode."""
 
     name: str
     saw: str
-    """What was found, with its numbers."""
+    """What was observed, with its numbers."""
     advice: str
     """What to do about it."""
-    state: str = "running"
-    """The norm state it was seen in."""
+    bn_mode: BNModeRecord = field(default_factory=RunningMode)
+    """The BN mode in which it was observed."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.saw}; {self.advice}"
@@ -67,6 +84,8 @@ class Flag:
 
 @dataclass(frozen=True)
 class Card:
+    """All rows and flags of one evaluation, and what made them."""
+
     model: str
     data: str
     suite: str
@@ -74,34 +93,46 @@ class Card:
     flags: tuple[Flag, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """What made the numbers: digests, versions, the command."""
+    format: int = FORMAT
 
     @property
     def trusted(self) -> bool:
+        """Whether no flag was raised."""
         return not self.flags
 
     @property
-    def scored_otherwise(self) -> list[str]:
-        """Sentences on attacks that score another iterate than their names say."""
-        attacked = [row for row in self.rows if row.kind == "attack" and "iterate" in row.condition]
-        other = [row for row in attacked if row.score not in row.condition]
-        return sorted({f"{row.condition}, on {row.state}: {row.score}, of whole batches." for row in other})
+    def without_early_stopping(self) -> list[Row]:
+        """Rows of attacks that stop early by their settings, but could not: their batch is coupled."""
+        return [
+            row
+            for row in self.rows
+            if isinstance(row.condition, AttackRecord)
+            and row.condition.early_stop
+            and row.iterate != EARLY_STOPPING
+        ]
 
     @property
     def id(self) -> str:
+        """The hash of what was measured."""
         return identity(self.json())
 
     def json(self) -> str:
-        """The card as text, byte-identical for the same results."""
+        """Return the card as text, byte-identical for the same results."""
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def read(cls, text: str) -> Card:
-        """The card that `json` wrote."""
+        """Return the card that `json` wrote; a card of format 1 is converted as far as its text allows."""
         from pydantic import TypeAdapter, ValidationError  # only here, and slow to import
 
+        from trimtab.evaluate import format1
+
         try:
+            value = json.loads(text)
+            if format1.is_old(value):
+                return format1.card(value, {})
             return TypeAdapter(cls).validate_json(text, strict=True)
-        except (ValidationError, UnicodeEncodeError) as problem:
+        except (ValidationError, ValueError, UnicodeEncodeError) as problem:
             why = str(problem)
             if isinstance(problem, ValidationError):
                 first = problem.errors()[0]
@@ -110,18 +141,18 @@ class Card:
 
 
 def identity(text: str) -> str:
-    """What a card says was measured, and not by which command, as a hash."""
-    told = json.loads(text)
-    told["provenance"].pop("command", None)
-    return digest(told)[:12]
+    """Return a hash of what a card's text says was measured, whichever command measured it."""
+    content = json.loads(text)
+    content["provenance"].pop("command", None)
+    return digest(content)[:12]
 
 
 @dataclass(frozen=True)
-class Progress:
+class Status:
     """How far an evaluation is, after each chunk."""
 
-    condition: str
-    """The cell at work."""
+    condition: ConditionRecord
+    """The condition of the cell at work."""
     done: int
     """Images measured, over all cells (those from the store included)."""
     total: int
@@ -130,4 +161,4 @@ class Progress:
     upper: float
     """... nor above this."""
     seconds_left: float | None
-    """Guessed from the cost of what is left; None until something was measured."""
+    """Estimated from the cost of what is left; None until something was measured."""

@@ -1,16 +1,16 @@
 """What is done to the images of a cell. A condition turns a batch into one value per image and column.
 
 A condition is a frozen dataclass with a `version`. The column `correct` is what the accuracy counts; further
-columns are kept beside it, and `figures` says which numbers to print of them. A new measurement is a new
-subclass: the engine, the store and the card take it as it is.
+columns are stored with it, and `figures`, `curve` and `measure` summarize them for the row. A new measurement
+is a new subclass: the engine, the store and the card take it as it is.
 
-    Clean         the images as they are
-    Noise         with Gaussian noise of deviation sigma, clipped to [0, 1]
+    Clean         clean images
+    Noise         with Gaussian noise N(0, sigma^2 I), which may leave [0, 1] unless it is clipped
     Corrupted     with a common corruption
-    Attacked      through an attack; the model as given (not its fast copy) judges the resulting images
+    Attacked      through an attack; the model as given (not its fast copy) classifies the resulting images
                   (an iteration curve is `Attacked(attacks.CurvePGD(...))`)
 
-Certificates are in `certified`, gradient similarity and moved statistics in `lens`.
+Certificates are in `certified`, gradient similarity and shifted statistics in `analysis`.
 """
 
 from __future__ import annotations
@@ -22,151 +22,196 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trimtab import attacks, draws
-from trimtab.attacks.base import check_classes, wrong
+from trimtab import attacks, rng
 from trimtab.attacks.geometry import distance
 from trimtab.data.corruptions import corrupt
 from trimtab.data.corruptions.apply import LEAST, takes
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
-from trimtab.types import BadInput, Budget, InputSpec, Linf, number, pretty
+from trimtab.evaluate.records import (
+    EARLY_STOPPING,
+    AttackRecord,
+    BudgetRecord,
+    CleanRecord,
+    ConditionRecord,
+    CorruptionRecord,
+    Curve,
+    Measure,
+    NoiseRecord,
+    OtherRecord,
+)
+from trimtab.runtime import check_classes, is_misclassified, require_logits
+from trimtab.types import BadInput, Budget, InputSpec, Linf, number
 
 Columns: TypeAlias = dict[str, Tensor]
 """One value per image and name."""
 IMAGES = "images"
 """The column of adversarial images; kept only if asked for."""
 AFTER = "after "
-"""How the columns of an iteration curve begin."""
+"""Prefix of the columns of an iteration curve."""
 ROUNDING = 1e-5
-"""What an attack that is not ours may be off by."""
-_NOISE = 11  # what a random draw is for
+"""Tolerance for the budget and pixel range of attacks that are not ours."""
+_NOISE = 11  # the purpose of these random numbers
 
 
 class Condition:
-    """Base of all conditions: shows the model images, and sees which ones it gets right."""
+    """Base of all conditions: classifies the images, as given or changed, and records which are correct."""
 
     version: ClassVar[int] = 1
     """Part of every result's key: raised whenever a change moves numbers."""
     kind: ClassVar[str]
     """What a report groups by."""
-    instead: ClassVar[str] = ""
-    """The figure that a row of this condition is about, if it is not the accuracy."""
     whole: ClassVar[bool] = False
-    """Whether the images must come in chunks as they are, because the result depends on them together."""
+    """Whether chunks must not be split into smaller batches, because images influence each other's result."""
 
     @property
     def cost(self) -> float:
-        """Roughly how many forward passes an image needs; only the time left is guessed from it."""
+        """Approximate forward passes per image; only the time left is estimated from it."""
         return 1.0
 
     def check(self, spec: InputSpec) -> None:
-        """Refuse images that it is not defined for, before anything is measured."""
+        """Refuse images that the condition is not defined for, before anything is measured."""
 
     def applies(self, model: nn.Module, coupled: bool) -> bool:
-        """Whether there is anything to measure on this model, whose images may influence each other in a
-        batch (`coupled`); if not, its card has no such row.
+        """Return whether the condition is defined on this model; if not, the card has no such row.
+
+        Args:
+            model: the model that is evaluated.
+            coupled: whether images of a batch influence each other in it.
         """
         return True
 
-    def score(self, coupled: bool) -> str:
-        """Which image of an attack counts; none leaves a batch whose images influence each other."""
+    def iterate(self, coupled: bool) -> str:
+        """Return which iterate of an attack counts; empty for conditions without iterates."""
         return ""
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
-        """The images as the model meets them, before any attack."""
+        """Return the images as the model gets them, before any attack."""
         return batch.x
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
-        """One value per image: at least `correct`. `model` is guarded: in eval mode, frozen."""
+        """Return one value per image: at least `correct`. `model` is guarded: in eval mode, frozen."""
         return {"correct": correct(model, self.shown(batch, seed), batch.y)}
 
     def figures(self, columns: Columns) -> dict[str, float]:
-        """What to print beside the accuracy, over all images of the cell."""
+        """Return further scalars over all images of the cell, by name."""
         return {}
+
+    def curve(self, columns: Columns) -> Curve | None:
+        """Return the accuracy as a function of iterations or radius, if the columns hold one."""
+        return None
+
+    def measure(self, columns: Columns) -> Measure | None:
+        """Return the mean that the row is about, if that is not the accuracy."""
+        return None
+
+    def record(self) -> ConditionRecord:
+        """Return the typed value that rows store."""
+        return OtherRecord(str(self), self.kind)
 
 
 @torch.no_grad()
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model gets right."""
-    return ~wrong(logits(model, x, y), y)
+    """Return which images are classified correctly."""
+    return ~is_misclassified(logits(model, x, y), y)
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """What the model says, if it says it as a classifier of these labels does."""
-    z = model(x)
-    if not isinstance(z, Tensor) or z.dim() != 2:
-        raise BadInput("the model must return logits of shape (N, classes)")
+    """Return the model's logits, checked to be those of a classifier of these labels."""
+    z = require_logits(model(x))
     check_classes(y, z.shape[1])
     return z
 
 
-@dataclass(frozen=True)
-class Clean(Condition):
-    kind: ClassVar[str] = "clean"
+class Recorded(Condition):
+    """A condition of ours, named as its record is."""
 
     def __str__(self) -> str:
-        return "clean"
+        return str(self.record())
 
 
 @dataclass(frozen=True)
-class Noise(Condition):
+class Clean(Recorded):
+    """Clean images."""
+
+    kind: ClassVar[str] = "clean"
+
+    def record(self) -> CleanRecord:
+        """Return the typed value that rows store."""
+        return CleanRecord()
+
+
+@dataclass(frozen=True)
+class Noise(Recorded):
+    """Additive Gaussian noise, sampled per (seed, image)."""
+
     sigma: float | str = 0.1
-    """Standard deviation in pixels."""
+    """Std, in pixels."""
+    clip: bool = False
+    """Clip the noisy pixels to [0, 1]; the papers, certification and adaptation do not."""
     kind: ClassVar[str] = "noise"
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
         if float(self.sigma) < 0:
-            raise BadInput(f"a deviation must not be negative, found sigma {float(self.sigma):g}")
+            raise BadInput(f"sigma must be 0 or more, found {float(self.sigma):g}")
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
-        noise = draws.normal(batch.x, seed, batch.ids.tolist(), _NOISE)
-        return (batch.x + float(self.sigma) * noise).clamp(0, 1)
+        """Return the noisy images."""
+        noise = rng.normal(batch.x, seed, batch.ids.tolist(), _NOISE)
+        noisy = batch.x + float(self.sigma) * noise
+        return noisy.clamp(0, 1) if self.clip else noisy
 
-    def __str__(self) -> str:
-        return f"Gaussian noise, sigma {pretty(float(self.sigma))}"
+    def record(self) -> NoiseRecord:
+        """Return the typed value that rows store."""
+        return NoiseRecord(float(self.sigma), self.clip)
 
 
 @dataclass(frozen=True)
-class Corrupted(Condition):
+class Corrupted(Recorded):
+    """A common corruption."""
+
     name: str
+    """As in `data.corruptions.CORRUPTIONS`."""
     severity: int = 3
+    """From 1 to 5."""
     frost_textures: str | None = None
-    """The folder of the official pictures of ice; ice is grown without it, and the name says which."""
+    """The folder of the official photographs of ice; textures are generated without it."""
     kind: ClassVar[str] = "corruption"
     version: ClassVar[int] = 2
 
-    def determined_by(self) -> dict[str, Any]:
-        """What a key tells of it: the pictures of ice, where they are used, and not where they lie."""
+    def cache_key(self) -> dict[str, Any]:
+        """Return what a key has in place of fields: the photographs of ice where used, not their path."""
         used = self.name == "frost" and self.frost_textures is not None
         return {"frost_textures": photographs(str(self.frost_textures)) if used else None}
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
+        """Return the corrupted images."""
         textures = self.frost_textures
         return corrupt(batch.x, self.name, self.severity, seed=seed, ids=batch.ids, frost_textures=textures)
 
     def check(self, spec: InputSpec) -> None:
+        """Refuse images that are too small or neither gray nor RGB."""
         if not takes(spec.channels, *spec.size):
             height, width = spec.size
             raise BadInput(
-                f"corruptions are defined for grey or RGB images of at least {LEAST} x {LEAST} pixels, and "
+                f"corruptions are defined for gray or RGB images of at least {LEAST} x {LEAST} pixels, and "
                 f"these have {spec.channels} channels and {height} x {width}; take a suite without them "
                 f"(quick), or larger images (folder:PATH@{LEAST})"
             )
 
-    def __str__(self) -> str:
-        ice = (
-            ""
-            if self.name != "frost"
-            else " (grown ice)"
-            if self.frost_textures is None
-            else " (official ice)"
-        )
-        return f"{self.name.replace('_', ' ')}{ice}, severity {self.severity}"
+    def record(self) -> CorruptionRecord:
+        """Return the typed value that rows store."""
+        if self.name != "frost":
+            return CorruptionRecord(self.name, self.severity)
+        return CorruptionRecord(self.name, self.severity, "official" if self.frost_textures else "grown")
 
 
 @dataclass(frozen=True)
-class Attacked(Condition):
+class Attacked(Recorded):
+    """Adversarial images, classified by the model as given."""
+
     attack: Callable[..., Tensor]
     """One of trimtab's attacks, or a frozen dataclass of yours, called (model, x, y), that has a version."""
     kind: ClassVar[str] = "attack"
@@ -178,57 +223,80 @@ class Attacked(Condition):
 
     @property
     def cost(self) -> float:
+        """Approximate forward passes per image; a backward pass counts as two."""
         return 2 + 3.0 * getattr(self.attack, "steps", 100) * getattr(self.attack, "restarts", 1)
 
     @property
     def budget(self) -> Budget | None:
-        """Of an attack of yours, if it is one of ours."""
+        """The attack's budget, if it is one of ours."""
         given = getattr(self.attack, "budget", None)
         return given if isinstance(given, Budget) else None
 
-    def score(self, coupled: bool) -> str:
-        return self.attack.scored(coupled) if isinstance(self.attack, attacks.Attack) else "as returned"
+    def iterate(self, coupled: bool) -> str:
+        """Return which iterate counts: early stopping, the last one, the best one, or as returned."""
+        if not isinstance(self.attack, attacks.Attack):
+            return "as returned"
+        return self.attack.scored(coupled)
 
     def applies(self, model: nn.Module, coupled: bool) -> bool:
+        """Return whether the attack is meant for a model that does (not) couple its batch."""
         if coupled:
             return not getattr(self.attack, "one_by_one", False)
         return not getattr(self.attack, "adaptive", False)  # its images are for a model that adapts
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        """Return which adversarial images are classified correctly, the images, and when each failed."""
         if not isinstance(self.attack, attacks.Attack):
-            x = _believed(self.attack(model, batch.x, batch.y), batch.x, self.budget)
+            x = _checked(self.attack(model, batch.x, batch.y), batch.x, self.budget)
             return {"correct": correct(model, x, batch.y), IMAGES: x}
-        found = self.attack.outcome(model, batch.x, batch.y, seed=seed, ids=batch.ids)
-        judged = {"correct": correct(model, found.x, batch.y), IMAGES: found.x, "broken_at": found.broken_at}
-        return judged | {f"{AFTER}{mark}": ~broken for mark, broken in sorted(found.marks.items())}
+        outcome = self.attack.outcome(model, batch.x, batch.y, seed=seed, ids=batch.ids)
+        columns = {
+            "correct": correct(model, outcome.x, batch.y), IMAGES: outcome.x, "broken_at": outcome.success_at
+        }  # fmt: skip
+        return columns | {f"{AFTER}{steps}": ~failed for steps, failed in sorted(outcome.marks.items())}
 
-    def figures(self, columns: Columns) -> dict[str, float]:
-        """The points of an iteration curve (`attacks.CurvePGD`): the accuracy after so many iterations."""
-        return {name: float(columns[name].double().mean()) for name in columns if name.startswith(AFTER)}
+    def curve(self, columns: Columns) -> Curve | None:
+        """Return the points of an iteration curve (`attacks.CurvePGD`)."""
+        marks = sorted(int(name.removeprefix(AFTER)) for name in columns if name.startswith(AFTER))
+        points = tuple((float(m), float(columns[f"{AFTER}{m}"].double().mean())) for m in marks)
+        return Curve("iterations", points) if points else None
 
-    def __str__(self) -> str:
-        return str(self.attack)
+    def record(self) -> AttackRecord:
+        """Return the typed value that rows store."""
+        attack, is_ours = self.attack, isinstance(self.attack, attacks.Attack)
+        step = getattr(attack, "step", None) if is_ours else None
+        return AttackRecord(
+            method=type(attack).__name__,
+            label=str(attack),
+            budget=BudgetRecord.of(self.budget) if self.budget else None,
+            steps=getattr(attack, "steps", None) if is_ours else None,
+            step_size=float(step) if isinstance(step, int | float) else None,
+            loss=getattr(attack, "loss", None) if is_ours else None,
+            targeted=bool(getattr(attack, "targeted", False)) if is_ours else False,
+            restarts=getattr(attack, "restarts", 1) if is_ours else 1,
+            early_stop=self.iterate(coupled=False) == EARLY_STOPPING,
+        )
 
 
-def _believed(found: Any, x: Tensor, budget: Budget | None) -> Tensor:
-    """What an attack that is not ours returned, if it is what an attack may return."""
-    if not isinstance(found, Tensor) or found.shape != x.shape:
-        told = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise BadInput(f"the attack was given images of shape {tuple(x.shape)} and returned {told}")
-    found = found.detach().to(x)
+def _checked(returned: Any, x: Tensor, budget: Budget | None) -> Tensor:
+    """Refuse what an attack that is not ours returned unless it has the images' shape, range and budget."""
+    if not isinstance(returned, Tensor) or returned.shape != x.shape:
+        shape = tuple(returned.shape) if isinstance(returned, Tensor) else f"a {type(returned).__name__}"
+        raise BadInput(f"the attack was given images of shape {tuple(x.shape)} and returned {shape}")
+    returned = returned.detach().to(x)
     slack = max(ROUNDING, torch.finfo(x.dtype).eps)  # half precision cannot do better
-    low, high = float(found.min()), float(found.max())
+    low, high = float(returned.min()), float(returned.max())
     if not (low >= -slack and high <= 1 + slack):
         raise BadInput(f"the attack returned pixels from {low:.3g} to {high:.3g}; they must lie in [0, 1]")
-    far = 0.0 if budget is None else float(distance(found.float(), x.float(), budget).max())
+    far = 0.0 if budget is None else float(distance(returned.float(), x.float(), budget).max())
     spread = 1.0 if isinstance(budget, Linf) or slack == ROUNDING else x[0].numel() ** 0.5
     if budget is not None and not far <= budget.radius + slack * spread:
         raise BadInput(f"the attack left its budget: {far:.4g} from an image, {budget} allowed")
-    return found
+    return returned
 
 
 def as_condition(given: Any) -> Condition:
-    """A condition as it is; an attack as the condition of being attacked."""
+    """Return a condition as it is, and an attack as the condition `Attacked`."""
     if isinstance(given, Condition):
         return given
     if isinstance(given, attacks.CoBatch):

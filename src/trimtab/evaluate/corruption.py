@@ -1,38 +1,50 @@
-"""What the corruption cells of a card come to: mean error, gap to clean, mCE against a named baseline."""
+"""The corruption rows of a card, summarized: mean error, gap to clean, mCE against a named baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from trimtab.evaluate.bn_modes import BNMode
 from trimtab.evaluate.card import Card
-from trimtab.evaluate.conditions import Corrupted
+from trimtab.evaluate.records import CleanRecord, ConditionRecord, CorruptionRecord
 from trimtab.measure.corruption_error import Baseline, CorruptionError, corruption_error
 from trimtab.types import BadInput
 
 
-def corruption_errors(card: Card, state: str, baseline: Baseline | None = None) -> CorruptionError:
-    """The errors of one norm state, averaged over seeds and judged; the clean error is of the same state."""
-    seen: dict[str, list[float]] = {}
+def corruption_errors(card: Card, bn_mode: BNMode, baseline: Baseline | None = None) -> CorruptionError:
+    """Return the errors of one BN mode, averaged over seeds; the clean error is of the same mode.
+
+    Args:
+        card: a card with clean and corruption rows.
+        bn_mode: whose rows count.
+        baseline: whose errors divide them.
+    """
+    errors: dict[ConditionRecord, list[float]] = {}
     for row in card.rows:
-        if row.state == state:
-            seen.setdefault(row.condition, []).append(1 - row.accuracy)
-    found = {condition: fmean(errors) for condition, errors in seen.items()}
-    if "clean" not in found:
-        raise BadInput("corruption errors need the clean accuracy beside them; evaluate it, too")
-    table = {name: _by_severity(found, name) for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
-    return corruption_error({name: row for name, row in table.items() if row}, found["clean"], baseline)
+        if row.bn_mode == bn_mode:
+            errors.setdefault(row.condition, []).append(1 - row.accuracy)
+    means = {condition: fmean(values) for condition, values in errors.items()}
+    if CleanRecord() not in means:
+        raise BadInput("corruption errors need the clean accuracy next to them; evaluate it as well")
+    by_name = {name: _by_severity(means, name) for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS)}
+    measured = {name: values for name, values in by_name.items() if values}
+    return corruption_error(measured, means[CleanRecord()], baseline)
 
 
-def _by_severity(found: Mapping[str, float], name: str) -> tuple[float, ...]:
-    """Frost is of official or of grown ice, whichever the card has; of both, the official counts."""
-    named = [[str(Corrupted(name, s, ice)) for s in range(1, 6)] for ice in ("official", None)]
-    return max((tuple(found[at] for at in one if at in found) for one in named), key=len)
+def _by_severity(means: dict[ConditionRecord, float], name: str) -> tuple[float, ...]:
+    """Errors at severities 1 to 5; frost of official ice counts before generated one."""
+    versions: dict[str | None, dict[int, float]] = {}
+    for condition, error in means.items():
+        if isinstance(condition, CorruptionRecord) and condition.name == name:
+            versions.setdefault(condition.ice, {})[condition.severity] = error
+    order = [versions.get(ice, {}) for ice in ("official", "grown", None)]
+    longest = max(order, key=len)
+    return tuple(longest[severity] for severity in sorted(longest))
 
 
-def baseline_of(card: Card, state: str | None = None) -> Baseline:
-    """Another network's card as the baseline, by its first norm state unless told."""
-    state = state or card.rows[0].state
-    judged = corruption_errors(card, state)
-    return Baseline.of(f"{card.model} ({state})", judged.errors, judged.clean)
+def baseline_of(card: Card, bn_mode: BNMode | None = None) -> Baseline:
+    """Return another network's card as the baseline, by its first BN mode unless given."""
+    bn_mode = bn_mode or card.rows[0].bn_mode
+    summary = corruption_errors(card, bn_mode)
+    return Baseline.of(f"{card.model} ({bn_mode})", summary.errors, summary.clean)

@@ -1,20 +1,14 @@
 """`run`: measure a suite, examine what was measured, and return the card.
 
-Kill it at any time and call it again: it goes on where it was, and the card is the same to the byte.
+A run that was killed resumes when it is called again, and the card is the same to the byte.
 """
 
 from __future__ import annotations
 
-import operator
-import pickle
-import signal
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,349 +18,227 @@ import trimtab
 from trimtab.certify.smoothing import statistics_of
 from trimtab.data import Images, as_set
 from trimtab.evaluate import trust
-from trimtab.evaluate.card import Card, Flag, Progress, Row
+from trimtab.evaluate.bn_modes import BNMode, RunningMode, mode_record
+from trimtab.evaluate.card import Card, Flag, Row
+from trimtab.evaluate.cells import CHUNK, Cell, Subject
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
-from trimtab.evaluate.engine import CHUNK, Cell, Subject, measure
-from trimtab.evaluate.states import NormState, Running
+from trimtab.evaluate.engine import measure
+from trimtab.evaluate.processes import in_processes
+from trimtab.evaluate.progress import Meter, Notify
+from trimtab.evaluate.records import ImagesRecord
+from trimtab.evaluate.request import Request, name_of, positive, seeds_of
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
-from trimtab.keys import describe
 from trimtab.measure.accuracy import Accuracy
-from trimtab.models import Pixels
-from trimtab.types import BadInput, Budget, InputSpec, whole
+from trimtab.runtime.fingerprint import describe
+from trimtab.types import BadInput, Budget, InputSpec, renamed_arguments, whole
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Tell = Callable[[Progress], None]
+
+RUNNING = RunningMode()
 
 
+@renamed_arguments(states="bn_modes", insist="force")
 def run(
     model: nn.Module,
     data: Any,
     suite: str | Iterable[Any] = "quick",
     store: Store | str | Path | None = None,
-    progress: Tell | None = None,
+    progress: Notify | None = None,
     limit: int | None = None,
     seed: int | Sequence[int] = 0,
-    states: Sequence[NormState] = (Running(),),
+    bn_modes: Sequence[BNMode] | BNMode = RUNNING,
     linf: Budget | None = None,
     l2: Budget | None = None,
     batch_size: int = CHUNK,
     chunk: int = CHUNK,
     keep_images: bool = False,
     examine: bool = True,
-    insist: bool = False,
+    force: bool = False,
     processes: int = 1,
     fabric: Fabric | None = None,
     name: str | None = None,
     command: str | None = None,
 ) -> Card:
-    """Measure a suite on the first `limit` images, in every norm state and with every seed, and examine it.
+    """Measure a suite on the first `limit` images, in every BN mode and with every seed, and examine it.
 
-    `suite` is "quick", "standard", "full" (with the budgets `linf` and `l2`) or "corruptions", or a list of
-    conditions and attacks. `batch_size` is how many images go through the model at once, which changes no
-    result; `chunk` is how many are committed at once, and the batch where images influence each other.
-    `keep_images` stores adversarial images, too (see `rescore`).
-
-    `processes` starts that many on this machine (model and data must then be picklable). In a program that is
-    launched by Fabric or torchrun, give its `fabric` instead; every process returns the card. `name` and
-    `command` are for the card: what the model is called, and how to make the card again.
-
-    If the pixels turn out to be wrongly normalised, or no gradient can reach them, no robust accuracy is
-    measured, unless you `insist`.
-    `examine=False` leaves out the probing attacks of the trust card, which then rests on the suite alone.
+    Args:
+        model: any classifier of pixels in [0, 1]; it is left as it was.
+        data: one of our sets, or any DataLoader of (image, label).
+        suite: "quick", "standard", "full" or "corruptions", or a list of conditions and attacks.
+        store: where results are kept and resumed from.
+        progress: called with a `Status` after each chunk.
+        limit: only the first images of the data.
+        seed: decides all random numbers; several seeds give several rows.
+        bn_modes: which statistics normalize, such as `RunningMode()` and `PerBatchMode()`.
+        linf: the l_inf budget of the suite's attacks, 8/255 if not given.
+        l2: their l_2 budget, 0.5 if not given.
+        batch_size: images that go through the model at once; changes no result.
+        chunk: images that are committed at once, and the batch where images influence each other.
+        keep_images: store adversarial images as well (see `rescore`).
+        examine: run the probing attacks of the trust card; without them it rests on the suite alone.
+        force: attack even where the trust card finds that robust accuracies will be meaningless, because
+            pixels are normalized wrongly or no gradient reaches them.
+        processes: start this many on this machine (model and data must then be picklable).
+        fabric: in a program that is launched by Fabric or torchrun; every process returns the card.
+        name: what the card calls the model.
+        command: how to make the card again, for the card.
     """
-    plan = _Plan(
+    request = Request(
         suite=suite if isinstance(suite, str) else "own",
         conditions=suite_of(suite, linf, l2),
         store=store if isinstance(store, Store) else Store(store or DEFAULT),
         limit=limit if limit is None else whole(limit, "limit"),
-        seeds=_seeds(seed),
-        states=(states,) if isinstance(states, NormState) else tuple(states),
-        chunk=_positive("chunk", chunk),
-        batch_size=_positive("batch_size", batch_size),
+        seeds=seeds_of(seed),
+        bn_modes=(bn_modes,) if isinstance(bn_modes, BNMode) else tuple(bn_modes),
+        chunk=positive("chunk", chunk),
+        batch_size=positive("batch_size", batch_size),
         keep_images=keep_images,
         examine=examine,
-        insist=insist,
-        name=name or _name_of(model),
+        force=force,
+        name=name or name_of(model),
         command=command,
     )
-    if _positive("processes", processes) > 1 and fabric is None:
-        return _in_processes(processes, model, data, plan, progress)
-    return _carry_out(fabric, model, data, plan, progress)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    suite: str
-    conditions: list[Condition]
-    store: Store
-    limit: int | None
-    seeds: tuple[int, ...]
-    states: tuple[NormState, ...]
-    chunk: int
-    batch_size: int
-    keep_images: bool
-    examine: bool
-    insist: bool
-    name: str
-    command: str | None
-
-    def __post_init__(self) -> None:
-        for one in self.states:
-            if not isinstance(one, NormState):
-                raise BadInput(
-                    f"a norm state is evaluate.Running(), evaluate.Branch(name) ..., found {one!r}"
-                )
-        if not self.states:
-            raise BadInput("an evaluation needs at least one norm state, such as running; found none")
-        if not self.seeds:
-            raise BadInput("an evaluation needs at least one seed; found none")
-        for given in (self.conditions, self.states, self.seeds):
-            names = [str(one) for one in given]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise BadInput(f"{twice!r} is asked for twice; rows are told apart by their names")
-
-    @property
-    def budgets(self) -> list[Budget]:
-        """The budgets within which attacks are examined."""
-        tried = (condition.budget for condition in self.conditions if isinstance(condition, Attacked))
-        return list(dict.fromkeys(budget for budget in tried if budget and budget.radius and self.examine))
-
-
-def _in_processes(count: int, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None) -> Card:
-    """Start processes, listen to the first one's progress, and return its card."""
-    from lightning_fabric import Fabric
-    from torch.multiprocessing import ProcessExitedException
-
-    try:
-        pickle.dumps(model)
-    except Exception as why:  # whatever the model's parts raise
-        raise BadInput(
-            f"this model cannot be handed to other processes ({_first_line(why)}); define its classes at the "
-            "top of a module, or start the processes yourself with torchrun"
-        ) from None
-    news: Any = get_context("spawn").SimpleQueue()
-    listener = Thread(target=_relay, args=(news, progress), daemon=True)
-    listener.start()
-    device = next(model.parameters(), torch.empty(0)).device.type
-    fabric = Fabric(accelerator=device, devices=count, strategy="ddp_spawn")
-    # Fabric copies its arguments and what comes back, and cannot copy frozen values: so it gets none.
-    work = partial(_in_a_process, data=data, plan=plan, progress=news.put if progress else None)
-    try:
-        card, problem = fabric.launch(work, model)
-    except ProcessExitedException as ended:
-        if ended.signal_name == "SIGINT":
-            raise KeyboardInterrupt from None
-        raise BadInput(
-            f"one of the processes was lost ({_first_line(ended)}); what was finished is kept: run it again"
-        ) from None
-    finally:
-        news.put(None)
-        listener.join()
-    if problem:
-        raise BadInput(problem)
-    return Card.read(card)
-
-
-def _in_a_process(
-    fabric: Fabric, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
-) -> tuple[str, str]:
-    """The card as text, or what was wrong with the input."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word, as the end of its parent does
-    try:
-        return _carry_out(fabric, model.to(fabric.device), data, plan, progress).json(), ""
-    except BadInput as problem:
-        return "", str(problem)
-    finally:
-        # A process that ends while the group's threads still run may be aborted.
-        torch.distributed.destroy_process_group()
-
-
-def _relay(news: Any, progress: Tell | None) -> None:
-    while (told := news.get()) is not None:
-        if progress:
-            progress(told)
+    if positive("processes", processes) > 1 and fabric is None:
+        return in_processes(processes, model, partial(_carry_out, data, request), progress)
+    return _carry_out(data, request, fabric, model, progress)
 
 
 def _carry_out(
-    fabric: Fabric | None, model: nn.Module, data: Any, plan: _Plan, progress: Tell | None
+    data: Any, request: Request, fabric: Fabric | None, model: nn.Module, notify: Notify | None
 ) -> Card:
-    images = as_set(data)
+    images = as_set(data, input=_spec_of(model))
     if len(images) == 0:
         raise BadInput("the data hold no image to evaluate on")
-    _check_fit(model, images, plan)
-    n = len(images) if plan.limit is None else min(_positive("limit", plan.limit), len(images))
-    subject = Subject(model, images, plan.store, plan.chunk, plan.batch_size, plan.keep_images, fabric)
-    benches = [_Bench(subject, plan, state, n) for state in plan.states]
-    _check_all_asked(plan, benches)
-    meter = _Meter(progress, [cell for bench in benches for cell in bench.cells])
+    request.check_fit(model, images)
+    n = len(images) if request.limit is None else min(positive("limit", request.limit), len(images))
+    subject = Subject(
+        model, images, request.store, request.chunk, request.batch_size, request.keep_images, fabric
+    )
+    plans = [ModePlan(subject, request, mode, n) for mode in request.bn_modes]
+    _check_nothing_dropped(request, plans)
+    meter = Meter(notify, [cell for plan in plans for cell in plan.cells])
     rows: list[Row] = []
     flags: list[Flag] = []
-    for bench in benches:
-        found, doubts = bench.work(meter, plan.insist)
-        rows += found
-        flags += doubts
+    for plan in plans:
+        mode_rows, mode_flags = plan.measure(meter, request.force)
+        rows += mode_rows
+        flags += mode_flags
     provenance = {
         "trimtab": trimtab.__version__,
-        "examined": plan.examine,
+        "examined": request.examine,
         "torch": torch.__version__,
         **subject.identity,
         "pixels": describe(getattr(model, "spec", InputSpec(images.spec.size, images.spec.channels))),
+        "preprocessing": _preprocessing(model, images),
         "statistics": statistics_of(model),
-        "command": plan.command,
+        "command": request.command,
     }
-    if any(cell.coupled for bench in benches for cell in bench.suite):
-        provenance["batch"] = min(plan.chunk, n)
-    card = Card(plan.name, images.name, plan.suite, tuple(rows), tuple(flags), provenance)
+    if any(cell.coupled for plan in plans for cell in plan.suite):
+        provenance["batch"] = min(request.chunk, n)
+    card = Card(request.name, images.name, request.suite, tuple(rows), tuple(flags), provenance)
     if fabric is None or fabric.global_rank == 0:
-        plan.store.record(card.id, card.json())
+        request.store.record(card.id, card.json())
     return card
 
 
-def _check_fit(model: nn.Module, images: Images, plan: _Plan) -> None:
-    """Whether model and conditions can take such images at all, before any is measured."""
-    channels = images.spec.channels
-    if isinstance(model, Pixels) and model.spec.channels != channels:
-        coloured = "folder:PATH@SIZE makes images RGB, without @SIZE grey ones stay grey"
-        raise BadInput(
-            f"the model takes images with {model.spec.channels} channels, and those of {images.name!r} have "
-            f"{channels}; give it the images that it was made for (--data; {coloured}), or say what it "
-            f"takes: let your function return trimtab.models.wrap(net, InputSpec(channels={channels}))"
-        )
-    for condition in plan.conditions:
-        condition.check(images.spec)
+def _preprocessing(model: nn.Module, images: Images) -> dict[str, Any]:
+    """How the images became the network's input, and what it normalizes by."""
+    spec = _spec_of(model) or InputSpec(images.spec.size, images.spec.channels)
+    return replace(images.spec, mean=spec.mean, std=spec.std).to_json()
 
 
-def _check_all_asked(plan: _Plan, benches: list[_Bench]) -> None:
-    """An attack of one's own list is not left out without a word, as a suite leaves out what cannot be."""
-    measured = [cell.condition for bench in benches for cell in bench.suite]
-    for asked in plan.conditions if plan.suite == "own" else ():
-        if isinstance(asked, Attacked) and not any(asked is one for one in measured):
-            states = ", ".join(map(str, plan.states))
-            adapts = getattr(asked.attack, "adaptive", False)
-            why = "it is for a model that adapts, such as in the state PerBatch" if adapts else "leave it out"
-            raise BadInput(f"{asked} does not apply to this model with statistics {states}; {why}")
+def _spec_of(model: nn.Module) -> InputSpec | None:
+    spec = getattr(model, "spec", None)
+    return spec if isinstance(spec, InputSpec) else None
 
 
-class _Bench:
-    """All cells of one norm state: the model's health, then the suite, then what its attacks are worth."""
+def _check_nothing_dropped(request: Request, plans: list[ModePlan]) -> None:
+    """Refuse attacks of a user's own list that apply in no BN mode; a named suite leaves them out."""
+    planned = [cell.condition for plan in plans for cell in plan.suite]
+    for condition in request.conditions if request.suite == "own" else ():
+        if isinstance(condition, Attacked) and not any(condition is each for each in planned):
+            modes = ", ".join(map(str, request.bn_modes))
+            adapts = getattr(condition.attack, "adaptive", False)
+            why = "it is for a model that adapts, such as in PerBatchMode" if adapts else "leave it out"
+            raise BadInput(f"{condition} does not apply to this model in BN mode {modes}; {why}")
 
-    def __init__(self, subject: Subject, plan: _Plan, state: NormState, n: int) -> None:
-        self.state = state
-        self.health = trust.health(subject, state, plan.seeds[0], n)
-        asked = [condition for condition in plan.conditions if _applies(condition, subject, state)]
-        if not asked:
-            mend = "freeze its statistics first (adapt.frozen; trimtab certify --adapt N)"
-            why = (
-                f": images of a batch influence each other; {mend}"
-                if state.couples or subject.couples
-                else ""
-            )
+
+class ModePlan:
+    """All cells of one BN mode: the model's health, then the suite, then probes of its attacks."""
+
+    def __init__(self, subject: Subject, request: Request, bn_mode: BNMode, n: int) -> None:
+        self.bn_mode = bn_mode
+        seeds = request.seeds
+        self.first = trust.first_cells(subject, bn_mode, seeds[0], n)
+        conditions = [c for c in request.conditions if _applies(c, subject, bn_mode)]
+        if not conditions:
+            fix = "freeze its statistics first (adapt.frozen; trimtab certify --adapt N)"
+            coupled = bn_mode.couples or subject.couples
+            why = f": images of a batch influence each other; {fix}" if coupled else ""
             raise BadInput(
-                f"there is nothing to measure: {plan.conditions[0]} does not apply to this model "
-                f"with statistics {state}{why}"
+                f"there is nothing to measure: {request.conditions[0]} does not apply to this model "
+                f"in BN mode {bn_mode}{why}"
             )
-        self.suite = [Cell(subject, condition, state, seed, n) for seed in plan.seeds for condition in asked]
+        self.suite = [
+            Cell(subject, condition, bn_mode, seed, n) for seed in seeds for condition in conditions
+        ]
         self.probes = {
-            budget: trust.probing(subject, budget, state, plan.seeds[0], n) for budget in plan.budgets
+            budget: trust.probing(subject, budget, bn_mode, seeds[0], n) for budget in request.budgets
         }
 
     @property
     def cells(self) -> list[Cell]:
+        """All cells, in the order in which they are measured."""
         probes = [cell for by_role in self.probes.values() for cell in by_role.values()]
-        return [self.health, *self.suite, *probes]
+        return [*self.first, *self.suite, *probes]
 
-    def work(self, meter: _Meter, insist: bool) -> tuple[list[Row], tuple[Flag, ...]]:
-        flags = list(trust.first_flags(self.health, measure(self.health, meter)))
-        stopped = trust.stopped(flags) and not insist
-        suite = [cell for cell in self.suite if not (stopped and _in_vain(cell.condition, flags))]
-        seen = [(cell, measure(cell, meter)) for cell in suite]
-        rows = [row_of(cell, columns) for cell, columns in seen]
+    def measure(self, meter: Meter, force: bool) -> tuple[list[Row], tuple[Flag, ...]]:
+        """Measure all cells; without `force`, none that the first flags make meaningless."""
+        flags = list(trust.first_flags(self.first, [measure(cell, meter) for cell in self.first]))
+        stopped = trust.stopped(flags) and not force
+        suite = [cell for cell in self.suite if not (stopped and _meaningless(cell.condition, flags))]
+        measured = [(cell, measure(cell, meter)) for cell in suite]
+        rows = [row_of(cell, columns) for cell, columns in measured]
         if len(suite) < len(self.suite):
             flags = trust.unmeasured(flags)
         if not stopped:
             for budget, cells in self.probes.items():
                 columns = {role: measure(cell, meter) for role, cell in cells.items()}
                 flags += trust.attack_flags(budget, columns)
-        flags += trust.suite_flags(seen, rows)
-        return rows, trust.distinct(flags, self.state)
+        flags += trust.suite_flags(measured, rows)
+        return rows, trust.distinct(flags, self.bn_mode)
 
 
-def _in_vain(condition: Condition, flags: list[Flag]) -> bool:
+def _meaningless(condition: Condition, flags: list[Flag]) -> bool:
     return isinstance(condition, Attacked) and trust.stopped(flags, condition.attack)
 
 
-def _applies(condition: Condition, subject: Subject, state: NormState) -> bool:
-    """Whether there is anything to measure; the model is tried for coupling only where that matters."""
-    either = {coupled: condition.applies(subject.model, coupled) for coupled in (True, False)}
-    return either[True] if either[True] == either[False] else either[state.couples or subject.couples]
+def _applies(condition: Condition, subject: Subject, bn_mode: BNMode) -> bool:
+    """Whether there is anything to measure; the model is probed for coupling only where that matters."""
+    applies = {coupled: condition.applies(subject.model, coupled) for coupled in (True, False)}
+    return applies[True] if applies[True] == applies[False] else applies[bn_mode.couples or subject.couples]
 
 
 def row_of(cell: Cell, columns: Columns) -> Row:
+    """Summarize a measured cell as a row."""
     count = Accuracy.of(columns["correct"])
-    condition = cell.condition
+    condition, data = cell.condition, cell.subject.data
     return Row(
-        kind=condition.kind,
-        condition=str(condition),
-        state=str(cell.state),
+        condition=condition.record(),
+        bn_mode=mode_record(cell.bn_mode),
+        images=ImagesRecord(data.name, cell.subject.identity["data"], 0, cell.n),
         seed=cell.seed,
         accuracy=count.value,
         interval=count.interval(),
         correct=count.correct,
         n=count.n,
-        score=condition.score(cell.coupled),
+        iterate=condition.iterate(cell.coupled),
+        batch_size=min(cell.subject.chunk, cell.n) if cell.coupled else None,
         figures=condition.figures(columns),
+        curve=condition.curve(columns),
+        measure=condition.measure(columns),
         key=cell.key,
-        instead=condition.instead,
     )
-
-
-@dataclass
-class _Meter:
-    """Tells how far the work is. The time left is guessed from what each condition costs."""
-
-    tell: Tell | None
-    cells: list[Cell]
-    began: float = field(default_factory=time.monotonic)
-    done: int = 0
-    spent: float = 0.0  # cost of what was measured here
-    saved: float = 0.0  # cost of what the store had
-
-    def __call__(self, cell: Cell, fresh: int, count: Accuracy) -> None:
-        if self.tell is None:
-            return
-        if fresh:
-            self.spent += fresh * cell.condition.cost
-        else:
-            self.saved += count.n * cell.condition.cost
-        self.done += fresh or count.n
-        whole = sum(one.n * one.condition.cost for one in self.cells)
-        rate = (time.monotonic() - self.began) / self.spent if self.spent else None
-        left = None if rate is None else rate * (whole - self.spent - self.saved)
-        total = sum(one.n for one in self.cells)
-        self.tell(Progress(str(cell.condition), self.done, total, *count.bounds(cell.n), left))
-
-
-def _seeds(given: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, given if isinstance(given, Iterable) else (given,)))
-    except TypeError:
-        raise BadInput(f"a seed is a whole number, or several of them, found {given!r}") from None
-
-
-def _first_line(problem: BaseException) -> str:
-    return str(problem).partition("\n")[0] or type(problem).__name__
-
-
-def _positive(name: str, value: int) -> int:
-    if whole(value, name) < 1:
-        raise BadInput(f"{name} must be 1 or more, found {value}")
-    return value
-
-
-def _name_of(model: nn.Module) -> str:
-    origin = getattr(model, "origin", None)
-    return str(getattr(origin, "source", None) or type(model).__name__)

@@ -1,4 +1,4 @@
-"""Adversarial images that were kept: load them, and let any model judge them again."""
+"""Stored adversarial images: load them, and classify them again with any model."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.data.sets import Images
+from trimtab.evaluate.bn_modes import BNMode
 from trimtab.evaluate.card import Row
 from trimtab.evaluate.conditions import IMAGES, correct
-from trimtab.evaluate.states import NormState, Running
 from trimtab.evaluate.store import DEFAULT, Span, Store
 from trimtab.measure.accuracy import Accuracy
-from trimtab.types import BadInput
+from trimtab.types import BadInput, InputSpec, renamed_arguments
 
 
 def images(row: Row, store: Store | str | Path = DEFAULT) -> Iterator[tuple[Span, Tensor]]:
-    """The adversarial images of a row, chunk by chunk, with their positions in the data."""
+    """Yield the adversarial images of a row, chunk by chunk, with their positions in the data."""
     store = store if isinstance(store, Store) else Store(store)
     files = store.chunks(row.key)
     batch = json.loads(dict(store.cells()).get(row.key, "{}")).get("batch")
-    at = 0
-    while at < row.n:
-        for start, stop in _holding(files, at, row.n, batch):
+    position = 0
+    while position < row.n:
+        for start, stop in _holding(files, position, row.n, batch):
             columns = store.read(files[start, stop])
             if columns is not None and IMAGES in columns:
                 end = min(stop, row.n)
-                yield (at, end), columns[IMAGES][at - start : end - start]
-                at = end
+                yield (position, end), columns[IMAGES][position - start : end - start]
+                position = end
                 break
         else:
             raise BadInput(
-                f"the images of {row.condition!r} were not kept; run it again with keep_images=True"
+                f"the images of {str(row.condition)!r} were not kept; run it again with keep_images=True"
             )
 
 
@@ -49,27 +49,32 @@ def _holding(spans: Iterable[Span], at: int, n: int, batch: int | None) -> list[
     return sorted(holding, key=lambda span: (span[0] != at, span[1] > n, -span[1]))
 
 
+@renamed_arguments(state="bn_mode")
 def rescore(
     model: nn.Module,
     data: Images,
     row: Row,
     store: Store | str | Path = DEFAULT,
-    state: NormState | None = None,
+    bn_mode: BNMode | None = None,
 ) -> Accuracy:
-    """The accuracy on a row's kept images; of the model that was attacked, the accuracy that was printed.
+    """Return the accuracy on a row's stored images; for the attacked model, this is the row's accuracy.
 
-    `state` is the norm state that the row was measured in.
+    Args:
+        model: any classifier of these images.
+        data: the set that the row was measured on.
+        row: a row that was measured with `keep_images`.
+        store: where its images are.
+        bn_mode: that of the row if not given.
     """
-    state = state or Running()
-    if str(state) != row.state:
-        raise BadInput(f"the row was measured {row.state!r}; give that norm state, not {str(state)!r}")
+    spec = getattr(model, "spec", None)
+    data = data.prepared_for(spec) if isinstance(spec, InputSpec) else data
     count = Accuracy()
     like = next(model.parameters(), torch.empty(0))
 
-    def shown(n: int) -> Tensor:
+    def first(n: int) -> Tensor:
         return data.take(torch.arange(min(n, len(data)))).beside(model).x
 
-    with state.lend(model, shown) as module:
+    with (bn_mode or row.bn_mode).activate(model, first) as module:
         for (start, stop), x in images(row, store):
             y = data.labels[start:stop]
             count += Accuracy.of(correct(module, x.to(like), y.to(like.device)))

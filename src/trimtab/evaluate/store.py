@@ -1,14 +1,18 @@
-"""Where results live: one SQLite file per project folder, and beside it the values of every single image.
+"""Where results live: one SQLite file per project folder, and next to it the values of every single image.
 
-A cell is committed chunk by chunk: first its columns as a file named by their content (written beside their
+A cell is committed chunk by chunk: first its columns as a file named by their content (written next to its
 place, synced, renamed), then the row that points to it. So whatever is in the table is whole, and a process
 may be killed at any moment. Files are checked against their name when read; one that is lost or damaged
 counts as not yet measured. Two processes may share a store: of a chunk that both measured, the first stays.
+
+A store of format 1 is upgraded when it is opened: its cards become cards of format 2, joined to the cells
+that their rows name; its cells and chunks are kept in tables of their own and measured anew.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,13 +22,14 @@ from typing import Any
 
 import safetensors.torch
 
+from trimtab.evaluate import format1
+from trimtab.evaluate.card import FORMAT
 from trimtab.evaluate.conditions import Columns
-from trimtab.keys import canonical
-from trimtab.placed import placed
+from trimtab.io import atomic_write
+from trimtab.runtime.fingerprint import canonical
 from trimtab.types import BadInput
 
 DEFAULT = Path(".trimtab") / "store.sqlite"
-_FORMAT = 1
 _PATIENCE = 60.0  # seconds to wait for another process's commit
 _TABLES = """
 CREATE TABLE cells (key TEXT PRIMARY KEY, about TEXT NOT NULL);
@@ -39,8 +44,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Store:
+    """The store of one project folder."""
+
     path: str | Path = DEFAULT
-    """The SQLite file; it and its folder are made when there is something to keep."""
+    """The SQLite file; it and its folder are created when there is something to keep."""
 
     @property
     def samples(self) -> Path:
@@ -48,12 +55,12 @@ class Store:
         return Path(self.path).parent / "samples"
 
     def chunks(self, cell: str) -> dict[Span, str]:
-        """The chunks of a cell that are done, and their files."""
-        rows = self._asked("SELECT start, stop, file FROM chunks WHERE cell = ? ORDER BY start", cell)
+        """Return the finished chunks of a cell, and their files."""
+        rows = self._query("SELECT start, stop, file FROM chunks WHERE cell = ? ORDER BY start", cell)
         return {(start, stop): file for start, stop, file in rows}
 
     def read(self, file: str) -> Columns | None:
-        """The columns in a file; None if it is not there or not what it was."""
+        """Return the columns in a file; None if it is missing or altered."""
         try:
             content = self._place(file).read_bytes()
         except OSError:
@@ -80,30 +87,30 @@ class Store:
             db.execute("INSERT OR IGNORE INTO runs (id, card) VALUES (?, ?)", (run, card))
 
     def cards(self) -> list[tuple[str, str, str]]:
-        """(id, when it finished in UTC, card as JSON) of every run, the oldest first."""
-        return self._asked("SELECT id, finished, card FROM runs ORDER BY finished, rowid")
+        """Return (id, when it finished in UTC, card as JSON) of every run, the oldest first."""
+        return self._query("SELECT id, finished, card FROM runs ORDER BY finished, rowid")
 
     def cells(self) -> list[tuple[str, str]]:
-        """(key, description as JSON) of every cell that was begun."""
-        return self._asked("SELECT key, about FROM cells ORDER BY rowid")
+        """Return (key, description as JSON) of every cell that was begun."""
+        return self._query("SELECT key, about FROM cells ORDER BY rowid")
 
-    def _asked(self, question: str, *about: str) -> list[Any]:
-        """The rows that answer; a store that is not there has none, and is not made by asking."""
+    def _query(self, query: str, *parameters: str) -> list[Any]:
+        """Return the rows of a query; a store that does not exist has none, and is not created by asking."""
         try:
             Path(self.path).stat()
         except FileNotFoundError:
             return []
         except OSError:
-            pass  # to open it will say what is wrong
+            pass  # opening it raises the error
         with self._open() as db:
-            return list(db.execute(question, about))
+            return list(db.execute(query, parameters))
 
     def _place(self, file: str) -> Path:
         return self.samples / file[:2] / f"{file}.safetensors"
 
     def _write(self, content: bytes) -> str:
         file = hashlib.sha256(content).hexdigest()
-        with placed(self._place(file)) as part:
+        with atomic_write(self._place(file)) as part:
             part.write_bytes(content)
         return file
 
@@ -122,15 +129,37 @@ class Store:
 
 
 def _prepare(db: sqlite3.Connection, path: str | Path) -> None:
-    (found,) = db.execute("PRAGMA user_version").fetchone()
-    if found == 0:
+    """Make the tables of a new store, or upgrade those of an old one."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version < FORMAT:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            (found,) = db.execute("PRAGMA user_version").fetchone()  # another process may have been quicker
-            if found == 0:
+            (version,) = db.execute("PRAGMA user_version").fetchone()  # another process may have been quicker
+            if version < FORMAT:
+                if version == 1:
+                    _set_aside(db)
                 for statement in filter(str.strip, _TABLES.split(";")):
                     db.execute(statement)
-                db.execute(f"PRAGMA user_version = {_FORMAT}")
-                found = _FORMAT
-    if found != _FORMAT:
-        raise BadInput(f"{path} was written by another version of trimtab (format {found}, here {_FORMAT})")
+                if version == 1:
+                    _convert_cards(db)
+                db.execute(f"PRAGMA user_version = {FORMAT}")
+                version = FORMAT
+    if version != FORMAT:
+        raise BadInput(f"{path} was written by another version of trimtab (format {version}, here {FORMAT})")
+
+
+def _set_aside(db: sqlite3.Connection) -> None:
+    for table in ("cells", "chunks", "runs"):
+        db.execute(f"ALTER TABLE {table} RENAME TO {table}_format1")
+
+
+def _convert_cards(db: sqlite3.Connection) -> None:
+    """Record every card of format 1 anew; one that is damaged stays behind in its old table."""
+    cells = {key: json.loads(about) for key, about in db.execute("SELECT key, about FROM cells_format1")}
+    for card, finished in db.execute("SELECT card, finished FROM runs_format1 ORDER BY rowid").fetchall():
+        try:
+            converted = format1.card(json.loads(card), cells)
+        except ValueError:
+            continue
+        entry = (converted.id, converted.json(), finished)
+        db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", entry)

@@ -1,6 +1,6 @@
-"""What people look at: tables, charts, and one self-contained page.
+"""Rendering of results: tables, charts, and one self-contained page.
 
-tables     scorecards and comparisons, with intervals     words      the verdict, and what flags mean
+tables     scorecards and comparisons, with intervals     sentences  the verdict, and what flags mean
 advice     what would help this model, as measured        plots      altair charts from plain numbers
 pictures   images as PNG: strips, grids                   charts     which charts a card calls for
 page       the HTML file, from templates/                 gather     audit, trials and examples for it
@@ -11,8 +11,8 @@ from trimtab.report.advice import Advice, advice
 from trimtab.report.gather import gather
 from trimtab.report.page import Extras, page
 from trimtab.report.pictures import Gallery, Picture
+from trimtab.report.sentences import verdict
 from trimtab.report.tables import Table, comparison, scorecard
-from trimtab.report.words import verdict
 
 __all__ = [
     "Advice", "Extras", "Gallery", "Picture", "Table", "advice", "comparison", "gather", "page", "pictures",

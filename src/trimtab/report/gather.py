@@ -1,17 +1,16 @@
-"""What a page shows beyond its card: tried now on a sample, or found in the store.
+"""What a page shows in addition to its card: measured on a sample, or read from the store.
 
-Audit       the normalisation layers, compared with the sample
-Trial       clean and disturbed images under running, per-batch and frozen statistics: what advice rests on
-            if the card itself knows only one norm state; batches of several sizes say how large one must be
-Examples    images that an attack turned (if they were kept) and that the harshest corruption turned
-Charts      accuracy over moved statistics; the branches' statistics side by side; of a run that was watched
-            (`measure.usefulness`), its path through accuracy and LIGS
+Audit       the normalization layers, compared with the sample
+Trial       clean and corrupted images under running, per-batch and frozen statistics: the basis of advice if
+            the card itself knows only one BN mode; batches of several sizes show how large one must be
+Examples    images that an attack made misclassified (if they were kept), and the harshest corruption
+Charts      accuracy over shifted statistics; the statistics of each branch; accuracy against LIGS of a run
+            with the callback `measure.usefulness`
 Cost        about 50 forward passes over the sample, and one gradient for the statistics
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,27 +22,28 @@ from trimtab import measure, norm
 from trimtab.data import as_set, corrupt
 from trimtab.data.sets import Batch, Images
 from trimtab.evaluate import (
+    BNMode,
     Card,
     Clean,
     Condition,
     Corrupted,
-    Frozen,
+    FrozenMode,
     Noise,
-    NormState,
-    PerBatch,
-    Running,
+    PerBatchMode,
+    RunningMode,
     Store,
     images,
     run,
 )
+from trimtab.evaluate.records import CorruptionRecord
 from trimtab.evaluate.store import DEFAULT
 from trimtab.evaluate.suites import SAMPLE
 from trimtab.report import plots
 from trimtab.report.page import Extras
 from trimtab.report.pictures import Gallery, examples
+from trimtab.report.sentences import harshest
 from trimtab.report.tables import names
-from trimtab.report.words import harshest
-from trimtab.train.runs import existing
+from trimtab.train import existing
 from trimtab.types import BadInput
 
 BATCHES = (8, 16, 64)
@@ -51,7 +51,7 @@ BATCHES = (8, 16, 64)
 SHOWN = 6
 """Examples of each kind."""
 _UNSTEERED = (
-    "Other statistics were not tried: a batch-norm layer of this model has a forward pass of its own and "
+    "Other statistics were not tried: a batch-norm layer of this model overrides the forward pass and "
     "cannot be steered."
 )
 
@@ -59,34 +59,45 @@ _UNSTEERED = (
 def gather(
     model: nn.Module, data: Any, card: Card, store: Store | str | Path = DEFAULT, sample: int = 256
 ) -> Extras:
-    """The extras of one model's page. Trials are kept beside the store, so a second call is quick."""
-    held = as_set(data)
-    n = min(sample, len(held), max((row.n for row in card.rows), default=sample))
-    audit = norm.audit(model, [held.take(torch.arange(n)).x])
+    """Return the extras of one model's page. Trials are stored, so a second call is quick.
+
+    Args:
+        model: the model of the card.
+        data: the images that it was evaluated on.
+        card: its evaluation.
+        store: where it was stored; trials go next to it.
+        sample: how many of the first images the trials take.
+    """
+    image_set = as_set(data)
+    n = min(sample, len(image_set), max((row.n for row in card.rows), default=sample))
+    audit = norm.audit(model, [image_set.take(torch.arange(n)).x])
     (name,) = names([card])
     if not norm.steerable(model):
-        found = any(layer.kind == "batch" for layer in audit.layers)
+        has_batch_norm = any(layer.kind == "batch" for layer in audit.layers)
         return Extras(
             audits={name: audit},
-            galleries=tuple(_galleries(model, held, card, store)),
-            left_out={name: [_UNSTEERED] if found else []},
+            galleries=tuple(_galleries(model, image_set, card, store)),
+            left_out={name: [_UNSTEERED] if has_batch_norm else []},
         )
     path = Path(store.path if isinstance(store, Store) else store)
-    why = _incorruptible(held)
-    disturbed: list[Condition] = [Noise(0.1), *(Corrupted(one, 3) for one in SAMPLE if not why)]
+    why = _incorruptible(image_set)
+    corrupted: list[Condition] = [Noise(0.1), *(Corrupted(each, 3) for each in SAMPLE if not why)]
 
-    def trial(tried: Sequence[Condition], states: Sequence[NormState], chunk: int) -> Card:
-        beside = path.with_name("trials.sqlite")
-        return run(model, held, tried, beside, limit=n, states=states, chunk=chunk, name=card.model)
+    def trial(conditions: Sequence[Condition], modes: Sequence[BNMode], chunk: int) -> Card:
+        trials = path.with_name("trials.sqlite")
+        return run(
+            model, image_set, conditions, trials, limit=n, bn_modes=modes, chunk=chunk, name=card.model
+        )
 
-    by_size = {size: trial(disturbed[:3], (Running(), PerBatch()), size) for size in BATCHES if 2 * size <= n}
+    modes = (RunningMode(), PerBatchMode())
+    by_size = {size: trial(corrupted[:3], modes, size) for size in BATCHES if 2 * size <= n}
 
     return Extras(
         audits={name: audit},
-        trials={name: trial([Clean(), *disturbed], (Running(), PerBatch(), Frozen(images=n)), n)},
+        trials={name: trial([Clean(), *corrupted], (*modes, FrozenMode(images=n)), n)},
         batch_sizes={name: by_size},
-        charts=tuple(_charts(model, held.take(torch.arange(n)), card)),
-        galleries=tuple(_galleries(model, held, card, store)),
+        charts=tuple(_charts(model, image_set.take(torch.arange(n)), card)),
+        galleries=tuple(_galleries(model, image_set, card, store)),
         left_out={name: [f"Corruptions were not tried: {why}."] if why else []},
     )
 
@@ -101,54 +112,51 @@ def _incorruptible(data: Images) -> str:
 
 
 def _charts(model: nn.Module, batch: Batch, card: Card) -> Iterator[plots.Chart]:
-    copied = norm.steer(norm.copied(model)).eval()
+    copied = norm.steer(norm.clone(model)).eval()
     series: dict[str, dict[float, float]] = {}
     for row in measure.tolerance(copied, [batch], attacks=("sign step (APART)", "random signs")):
         series.setdefault(row["attack"], {})[row["eps"]] = row["accuracy"]
     yield plots.tolerance_curve(series)
     several = {name: layer for name, layer in norm.layers(copied).items() if len(layer.branch_names) > 1}
     for name, layer in [*several.items()][:1]:
-        means = {one: norm.running(copied, one)[name].mean.tolist() for one in layer.branch_names}
+        means = {branch: norm.running(copied, branch)[name].mean.tolist() for branch in layer.branch_names}
         yield plots.branch_statistics(means, "running mean", name)
     folder = Path(card.model.removeprefix("file:"))
     if card.model.startswith("file:") and (folder / "recipe.yaml").is_file():
-        watched = [epoch for epoch in existing(folder).metrics() if "ligs" in epoch]
-        if len(watched) > 1:
-            path = [(epoch["ligs"], epoch["usefulness"]) for epoch in watched]
+        epochs = [epoch for epoch in existing(folder).metrics() if "ligs" in epoch]
+        if len(epochs) > 1:
+            path = [(epoch["ligs"], epoch["usefulness"]) for epoch in epochs]
             yield plots.usefulness_against_ligs({card.model: path})
 
 
 def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | Path) -> Iterator[Gallery]:
-    """Of images that were right before: the first that were turned."""
+    """Of correctly classified images: the first that the change made misclassified."""
     for row in sorted(card.rows, key=lambda row: row.accuracy):
-        if row.kind == "attack" and row.state == str(Running()):
+        if row.kind == "attack" and row.bn_mode == RunningMode():
             try:
                 (start, stop), changed = next(images(row, store))
             except (BadInput, StopIteration):
                 continue  # they were not kept
             batch = data.take(torch.arange(start, stop))
-            yield from _turned(f"Attacked: {row.condition}", model, data, batch, changed)
+            yield from _misclassified(f"Attacked: {row.condition}", model, data, batch, changed)
             break
-    found = harshest(card, str(Running()))
-    named = found and re.fullmatch(r"(.+), severity (\d)", found[0])
-    if named:
+    worst = harshest(card, RunningMode())
+    if worst and isinstance(worst[0], CorruptionRecord):
+        corruption = worst[0]
         batch = data.take(torch.arange(min(128, len(data))))
-        changed = corrupt(batch.x, _corruption(named[1]), int(named[2]), ids=batch.ids)
-        yield from _turned(f"Corrupted: {named[0]}", model, data, batch, changed)
-
-
-def _corruption(words: str) -> str:
-    """The name behind a condition's words: `frost (grown ice)` is `frost`."""
-    return words.partition(" (")[0].replace(" ", "_")
+        changed = corrupt(batch.x, corruption.name, corruption.severity, ids=batch.ids)
+        yield from _misclassified(f"Corrupted: {corruption.title}", model, data, batch, changed)
 
 
 @torch.no_grad()
-def _turned(title: str, model: nn.Module, data: Images, batch: Batch, changed: Tensor) -> Iterator[Gallery]:
+def _misclassified(
+    title: str, model: nn.Module, data: Images, batch: Batch, changed: Tensor
+) -> Iterator[Gallery]:
     x, y, _ = batch
     like = next(model.parameters())
-    with Running().lend(model, lambda n: data.take(torch.arange(n)).x) as judge:
-        before, after = (judge(one.to(like)).argmax(1).cpu() for one in (x, changed))
-    turned = ((before == y) & (after != y)).nonzero()[:SHOWN, 0]
-    if len(turned):
-        told = (y[turned].tolist(), before[turned].tolist(), after[turned].tolist())
-        yield examples(title, x[turned], changed[turned], *told, data.classes)
+    with RunningMode().activate(model, lambda n: data.take(torch.arange(n)).x) as module:
+        before, after = (module(each.to(like)).argmax(1).cpu() for each in (x, changed))
+    chosen = ((before == y) & (after != y)).nonzero()[:SHOWN, 0]
+    if len(chosen):
+        classes = (y[chosen].tolist(), before[chosen].tolist(), after[chosen].tolist())
+        yield examples(title, x[chosen], changed[chosen], *classes, data.classes)

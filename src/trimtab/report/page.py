@@ -1,9 +1,9 @@
-"""One self-contained HTML file from scorecards: what was found, how far to trust it, what would help.
+"""One self-contained HTML file from scorecards: the results, how far to trust them, what would help.
 
-Nothing is fetched: styles, scripts (Vega, from vl-convert's own copy), charts and images lie in the file, and
-its content security policy forbids the browser to ask for anything else, or to run any script but these (by
+Nothing is fetched: styles, scripts (Vega, from vl-convert's own copy), charts and images are in the file, and
+its content security policy forbids the browser to request anything else, or to run any script but these (by
 their hash). Names and labels are text, whatever they contain. Sections without data are left out. Of one card
-every norm state is shown; two to eight are compared, each against the one that the reader picks.
+every BN mode is shown; two to eight are compared, each with the one that the reader selects.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import vl_convert
 from markupsafe import Markup
 
 from trimtab.evaluate import Card
+from trimtab.io import atomic_write
 from trimtab.norm.audit import Audit
-from trimtab.placed import placed
-from trimtab.report import tables, words
+from trimtab.report import sentences, tables
 from trimtab.report.advice import Advice, advice
 from trimtab.report.charts import charts
 from trimtab.report.pictures import Gallery
@@ -33,19 +33,19 @@ from trimtab.report.plots import Chart
 from trimtab.types import BadInput
 
 MOST = 8
-"""So many models can be told apart side by side."""
+"""The largest number of models on one page."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a page shows beyond its cards. Models are named as in `tables.names(cards)`."""
+    """What a page shows in addition to its cards. Models are named as in `tables.names(cards)`."""
 
     audits: Mapping[str, Audit] = field(default_factory=dict)
-    """Per model: its normalisation layers (`trimtab.audit`)."""
+    """Per model: its normalization layers (`trimtab.audit`)."""
     trials: Mapping[str, Card] = field(default_factory=dict)
-    """Per model: a card of several norm states, for advice where the model's own card has but one."""
+    """Per model: a card of several BN modes, for advice where the model's own card has only one."""
     batch_sizes: Mapping[str, Mapping[int, Card]] = field(default_factory=dict)
-    """Per model: cards that were measured with batches of so many images."""
+    """Per model: cards that were measured with batches of N images, by N."""
     charts: Sequence[Chart] = ()
     """Further charts, as `report.plots` makes them."""
     galleries: Sequence[Gallery] = ()
@@ -57,22 +57,29 @@ class Extras:
 def page(
     cards: Sequence[Card], path: str | Path, title: str | None = None, extras: Extras | None = None
 ) -> Path:
-    """Write the page of one card, or of two to eight to compare; the path is returned."""
+    """Write the page of one card, or of two to eight to compare, and return its path.
+
+    Args:
+        cards: the cards.
+        path: where to write the HTML file; its folder must exist.
+        title: the models' names if not given.
+        extras: further sections, as `gather` makes them.
+    """
     text = render(cards, title, extras or Extras())
     require_folder(path)
-    with placed(Path(path)) as part:
-        part.write_text(text, encoding="utf-8", errors="replace")  # a name from a file system may be no text
+    with atomic_write(Path(path)) as part:
+        part.write_text(text, encoding="utf-8", errors="replace")  # a file name need not be valid text
     return Path(path)
 
 
 def require_folder(path: str | Path) -> None:
-    """Whether a page can be written there; to be asked before the work that it shows."""
+    """Refuse a path whose folder does not exist, before the work that the page shows."""
     if not Path(path).parent.is_dir():
         raise BadInput(f"the page cannot be written to {path}: there is no such folder")
 
 
 def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
-    """The page as text."""
+    """Return the page as text."""
     if not 1 <= len(cards) <= MOST:
         raise BadInput(f"a page shows 1 to {MOST} cards, found {len(cards)}")
     empty = [card.model for card in cards if not card.rows]
@@ -94,24 +101,26 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         title=title or " and ".join(dict.fromkeys(card.model for card in cards)),
         cards=cards,
         names=tables.names(cards),
-        verdict=words.verdict(cards),
+        verdict=sentences.verdict(cards),
         tiles=[_tiles(card) for card in cards],
         unlike=tables.unlike(cards),
-        references=[tables.states(card)[0] for card in cards],
+        references=[tables.bn_modes(card)[0] for card in cards],
+        measured_on=[tables.images(card) for card in cards],
+        flags_in=sentences.flags_in,
         advised=[_advised(name, card, extras) for name, card in zip(tables.names(cards), cards, strict=True)],
         grids=[tables.grid(card) for card in cards],
         compared=tables.comparison(cards),
         short=tables.short,
         difference=tables.difference,
         figures=[tables.figures(card) for card in cards],
-        meanings=words.FLAGS,
-        checked=words.checked(cards),
+        meanings=sentences.FLAGS,
+        checked=sentences.checked(cards),
         charts=drawn,
         galleries=extras.galleries,
         audits=extras.audits,
         left_out=extras.left_out,
         provenance=[_flat(card.provenance) for card in cards],
-        held=[json.loads(card.json()) for card in cards],
+        card_values=[json.loads(card.json()) for card in cards],
         scripts=scripts,
         hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
     )
@@ -119,36 +128,35 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
 
 @dataclass(frozen=True)
 class Tile:
-    """One of the numbers that a reader takes away."""
+    """One of the key numbers."""
 
     label: str
     condition: str
-    found: tables.Estimate | None
+    estimate: tables.Estimate | None
 
 
 def _tiles(card: Card) -> list[Tile]:
-    """Of the first norm state: clean, the strongest attack, the harshest disturbance."""
-    state = tables.states(card)[0]
-    right = words.clean(card, state)
-    found = {
-        "unchanged images": right and (f"clean, {state} statistics", right),
-        "strongest attack": words.strongest(card, state),
-        "harshest disturbance": words.harshest(card, state),
-    }
-    return [
-        Tile(label, *((tables.brief(one[0]), one[1]) if one else ("", None))) for label, one in found.items()
-    ]
+    """Of the first BN mode: clean, the strongest attack, the harshest corruption."""
+    mode = tables.bn_modes(card)[0]
+    accuracy = sentences.clean(card, mode)
+    tiles = [Tile("clean images", f"{mode} statistics" if accuracy else "", accuracy)]
+    for label, worst in (
+        ("strongest attack", sentences.strongest(card, mode)),
+        ("harshest corruption", sentences.harshest(card, mode)),
+    ):
+        tiles.append(Tile(label, tables.brief(worst[0]), worst[1]) if worst else Tile(label, "", None))
+    return tiles
 
 
 def _advised(name: str, card: Card, extras: Extras) -> tuple[Advice, ...] | None:
-    """None where no other norm state was tried."""
-    if len(tables.states(card)) < 2:
+    """None where no other BN mode was tried."""
+    if len(tables.bn_modes(card)) < 2:
         card = extras.trials.get(name, card)
-    return advice(card, extras.batch_sizes.get(name)) if len(tables.states(card)) > 1 else None
+    return advice(card, extras.batch_sizes.get(name)) if len(tables.bn_modes(card)) > 1 else None
 
 
 def _figure(chart: Chart) -> dict[str, Any]:
-    """A chart as the page needs it: its specification as wide as its place, and its numbers as a table."""
+    """A chart as the page needs it: a specification of responsive width, and its numbers as a table."""
     spec = chart.to_dict()
     data = spec["data"]
     rows = data["values"] if "values" in data else spec["datasets"][data["name"]]
@@ -165,10 +173,10 @@ def _figure(chart: Chart) -> dict[str, Any]:
     }
 
 
-def _flat(held: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested provenance as lines of name and value; what is not known is left out."""
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested provenance as lines of name and value; what is unknown is left out."""
     lines: list[tuple[str, str]] = []
-    for name, value in held.items():
+    for name, value in nested.items():
         if isinstance(value, Mapping):
             lines += _flat(value, f"{prefix}{name}.")
         elif value is not None:
@@ -178,7 +186,7 @@ def _flat(held: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that asks nobody for anything."""
+    """Vega, Vega-Lite and Vega-Embed as one script that requests nothing."""
     version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version)
     if "</script" in bundle.lower() or "<!--" in bundle:

@@ -1,4 +1,4 @@
-"""Images for people: single ones, strips of clean, change and result, and grids with names, all as PNG."""
+"""Images as PNG: single ones, strips of clean image, change and result, and labeled grids."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ _INK, _PAPER, _GAP = (60, 64, 72), (255, 255, 255), 6
 
 @dataclass(frozen=True)
 class Picture:
+    """One image with its caption."""
+
     png: bytes
     caption: str
     alt: str
-    """What it shows, for those who cannot see it."""
+    """A description for screen readers."""
 
 
 @dataclass(frozen=True)
 class Gallery:
+    """Pictures under one heading."""
+
     title: str
     about: str
     """How to read the pictures, in a sentence."""
@@ -34,12 +38,12 @@ class Gallery:
 
 
 def png(image: Tensor, scale: int | None = None) -> bytes:
-    """One image (C, H, W) with pixels in [0, 1], enlarged without smoothing."""
+    """Return one image (C, H, W) with pixels in [0, 1] as PNG, enlarged without smoothing."""
     return _write(_picture(image, scale))
 
 
 def gradient(image: Tensor) -> Tensor:
-    """A signed image (..., C, H, W) in [0, 1]: grey is 0, the largest absolute value black or white."""
+    """Map a signed image (..., C, H, W) to [0, 1]: gray is 0, the largest absolute value black or white."""
     largest = image.abs().amax(dim=(-3, -2, -1), keepdim=True).clamp_min(1e-12)
     return 0.5 + image / (2 * largest)
 
@@ -53,26 +57,26 @@ def examples(
     after: Sequence[int],
     classes: Sequence[str],
 ) -> Gallery:
-    """Strips of image, change and result (each N, C, H, W), with what the model said before and after."""
+    """Return strips of image, change and result (each N, C, H, W), with the predicted classes."""
     if not len(clean) == len(changed) == len(labels) == len(before) == len(after):
-        raise BadInput("examples need as many changed images, labels and answers as clean images")
+        raise BadInput("examples need as many changed images, labels and predictions as clean images")
     known = dict(enumerate(classes))
     strips = []
-    for x, z, *answers in zip(clean, changed, labels, before, after, strict=True):
+    for x, z, *predicted in zip(clean, changed, labels, before, after, strict=True):
         gap = torch.ones_like(x[..., :2])
         panels = torch.cat([x, gap, gradient(z - x), gap, z], dim=-1)
-        label, was, now = (known.get(one, f"class {one}") for one in answers)
-        said = f"{was} → {now}" + (f" (a {label})" if was != label else "")
-        seen = f"{label}, the change to it, and the result: taken for {was}, then for {now}"
-        strips.append(Picture(png(panels), said, seen))
-    about = "Each strip: the image, the change to it (grey is none, scaled to be seen), and the result. "
-    return Gallery(title, about + "Below: what the model says before → after.", tuple(strips))
+        label, was, now = (known.get(index, f"class {index}") for index in predicted)
+        caption = f"{was} → {now}" + (f" (a {label})" if was != label else "")
+        description = f"{label}, the change to it, and the result: predicted {was}, then {now}"
+        strips.append(Picture(png(panels), caption, description))
+    about = "Each strip: the image, the change (gray is none, scaled to be visible), and the result. "
+    return Gallery(title, about + "Below: the predicted class before → after.", tuple(strips))
 
 
 def grid(
     rows: Sequence[Tensor], row_names: Sequence[str], column_names: Sequence[str], scale: int | None = None
 ) -> bytes:
-    """Images in named rows (each N, C, H, W) under named columns."""
+    """Return images in named rows (each N, C, H, W) under named columns as PNG."""
     if len(rows) != len(row_names) or any(len(row) != len(column_names) for row in rows):
         raise BadInput(
             f"a grid needs a name per row and per column, found {len(row_names)} and {len(column_names)} for "

@@ -1,10 +1,10 @@
 """Charts of what trimtab measures. Each function takes plain numbers and returns an altair chart.
 
-Shares go in from 0 to 1 and are drawn in percent. A point is a number, or (value, low, high) where there is
-an interval, which is drawn as a band or a bar. Every chart has a title, a sentence for those who cannot see
-it, named axes with units, and colours that colour-blind people tell apart (Okabe and Ito), with a shape to
-each colour. It holds no theme, so that a page may show it light or dark; `save` writes it as SVG, PNG or PDF,
-without a browser and without a network.
+Fractions are given from 0 to 1 and drawn in percent. A point is a number, or (value, low, high) where there
+is an interval, which is drawn as a band or a bar. Every chart has a title, a description for screen readers,
+axes with units, and colors that color-blind people can distinguish (Okabe and Ito), with a shape to each
+color. It has no theme, so that a page may show it light or dark; `save` writes it as SVG, PNG or PDF, without
+a browser and without a network.
 """
 
 from __future__ import annotations
@@ -32,33 +32,35 @@ _TWO_LINES = "split(datum.label, ', ')"
 
 
 def iteration_curve(series: Series, title: str = "Accuracy over the attack's iterations") -> Chart:
-    """Does the attack still gain at its end? A curve that still falls overstates robustness."""
-    about = "Lines of the accuracy that is left after so many iterations of one long attack."
+    """Draw accuracy over iterations. A curve that still falls at its end overstates robustness."""
+    about = "Lines of the accuracy after each number of iterations of one long attack."
     return _lines(series, "iterations", "iterations (log scale)", ACCURACY, title, about, log=True)
 
 
 def certified_accuracy(
     series: Series, envelopes: Sequence[str] = (), title: str = "Certified accuracy over the radius"
 ) -> Chart:
-    """The share of images that no change within an l2 radius can turn; envelopes are dashed."""
-    about = "Lines of the share of images that are certified at each l2 radius."
+    """Draw the fraction of images that are certified at each l2 radius; envelopes are dashed."""
+    about = "Lines of the fraction of images that are certified at each l2 radius."
     axes = ("radius", "l2 radius (pixels in 0..1)", "certified accuracy (%)")
     return _lines(series, *axes, title, about, dashed=envelopes)
 
 
-def rho_curve(series: Series, title: str = "How much of the batch's statistics to take") -> Chart:
-    about = "Lines of accuracy over rho: 0 takes the running statistics, 1 those of the batch."
+def rho_curve(series: Series, title: str = "Weight rho of the batch's statistics") -> Chart:
+    """Draw accuracy over the weight of the batch's own statistics."""
+    about = "Lines of accuracy over rho: 0 uses the running statistics, 1 those of the batch."
     return _lines(series, "rho", "rho (0: running statistics, 1: the batch's)", ACCURACY, title, about)
 
 
-def batch_size_curve(series: Series, title: str = "How large a batch must be") -> Chart:
-    about = "Lines of accuracy over the number of images whose statistics are taken."
+def batch_size_curve(series: Series, title: str = "Accuracy by batch size") -> Chart:
+    """Draw accuracy over the number of images whose statistics normalize."""
+    about = "Lines of accuracy over the number of images whose statistics normalize."
     return _lines(series, "batch", "images in a batch (log scale)", ACCURACY, title, about, log=True)
 
 
-def tolerance_curve(series: Series, title: str = "Tolerance to moved statistics") -> Chart:
-    """Accuracy over the relative size of a shift of every layer's mean or deviation."""
-    about = "Lines of accuracy over the size by which normalisation statistics are moved."
+def tolerance_curve(series: Series, title: str = "Tolerance to shifted statistics") -> Chart:
+    """Draw accuracy over the relative size of a shift of every layer's mean or std."""
+    about = "Lines of accuracy over the relative size of a shift of the normalization statistics."
     return _lines(series, "shift", "relative shift of the statistics", ACCURACY, title, about)
 
 
@@ -66,13 +68,15 @@ def usefulness_against_ligs(
     runs: Mapping[str, Sequence[tuple[float, float]]],
     title: str = "Usefulness against LIGS (points grow with the epochs)",
 ) -> Chart:
-    """The path of each training in the plane of (LIGS, accuracy), one point per epoch."""
+    """Draw each training run in the plane of (LIGS, accuracy), one point per epoch."""
     rows = [
         {"series": name, "epoch": epoch, "LIGS": round(ligs, 4), "value": _percent(accuracy)}
         for name, path in runs.items()
         for epoch, (ligs, accuracy) in enumerate(path, start=1)
     ]
-    about = "Paths of trainings: clean accuracy against the local input gradient similarity, epoch by epoch."
+    about = (
+        "Paths of training runs: clean accuracy against the local input gradient similarity, epoch by epoch."
+    )
     base = _base(rows, title, about).encode(
         x=alt.X("LIGS:Q", title="LIGS (cosine, 1: gradients agree)", scale=alt.Scale(zero=False)),
         y=alt.Y("value:Q", title="clean accuracy (%)", scale=alt.Scale(zero=False)),
@@ -85,9 +89,9 @@ def usefulness_against_ligs(
 
 
 def landscape_walk(
-    walks: Mapping[str, Mapping[float, float]], title: str = "The loss along the step that training takes"
+    walks: Mapping[str, Mapping[float, float]], title: str = "Training loss along one gradient step"
 ) -> Chart:
-    """The loss after a step of length eta against the gradient; what is smooth is easy to train."""
+    """Draw the loss after a step of length eta along the negative gradient."""
     rows = [
         {"series": name, "eta": eta, "loss": float(f"{loss:.4g}")}
         for name, walk in walks.items()
@@ -106,7 +110,7 @@ def landscape_walk(
 def branch_statistics(
     branches: Mapping[str, Sequence[float]], statistic: str = "running mean", layer: str = ""
 ) -> Chart:
-    """One statistic of every channel, the branches side by side."""
+    """Draw one statistic of every channel, one color per branch."""
     rows = [
         {"series": name, "channel": channel, "value": float(f"{value:.4g}")}
         for name, values in branches.items()
@@ -114,7 +118,7 @@ def branch_statistics(
     ]
     place = f" of {layer}" if layer else ""
     title = f"{statistic[:1].upper()}{statistic[1:]}{place}, branch by branch"
-    about = f"Points of the {statistic} of each channel{place}, one colour per branch."
+    about = f"Points of the {statistic} of each channel{place}, one color per branch."
     base = _base(rows, title, about).encode(
         x=alt.X("channel:O", title="channel", axis=alt.Axis(labelOverlap=True, labelAngle=0)),
         y=alt.Y("value:Q", title=statistic),
@@ -127,7 +131,7 @@ def branch_statistics(
 def corruption_map(
     accuracies: Mapping[str, Mapping[int, float]], title: str = "Accuracy under corruption"
 ) -> Chart:
-    """Corruptions down, severity across; dark is bad."""
+    """Draw a heat map: corruptions down, severity across; darker is worse."""
     rows = [
         {"corruption": name.replace("_", " "), "severity": severity, "value": _percent(value)}
         for name, by_severity in accuracies.items()
@@ -148,14 +152,14 @@ def corruption_map(
 
 
 def overview(groups: Mapping[str, Mapping[str, Point]], title: str = "All conditions at a glance") -> Chart:
-    """Every condition's accuracy with its interval, one mark per norm state or model."""
+    """Draw every condition's accuracy with its interval, one point per BN mode or model."""
     rows = [
-        {"series": name, "condition": condition, **_spread(point)}
+        {"series": name, "condition": condition, **_columns(point)}
         for name, points in groups.items()
         for condition, point in points.items()
     ]
     conditions = len({row["condition"] for row in rows})
-    about = "Points of accuracy with 95 % intervals, one line per condition, one colour per legend entry."
+    about = "Points of accuracy with 95 % intervals, one line per condition, one color per legend entry."
     base = _base(rows, title, about, height=max(120, conditions * (28 + 4 * len(groups)))).encode(
         y=alt.Y("condition:N", title=None, sort=None, axis=alt.Axis(grid=True, labelExpr=_TWO_LINES)),
         yOffset=alt.YOffset("series:N", sort=list(groups)),
@@ -178,7 +182,7 @@ def save(chart: Chart, path: str | Path) -> None:
     """Write a chart as .svg, .png, .pdf, .html or .json."""
     kinds = ("svg", "png", "pdf", "html", "json")
     if Path(path).suffix.removeprefix(".") not in kinds:
-        raise BadInput(f"{path} has no ending that charts are written to; take one of {', '.join(kinds)}")
+        raise BadInput(f"{path} has no extension that charts are written to; take one of {', '.join(kinds)}")
     chart.save(str(path), scale_factor=2)
 
 
@@ -195,7 +199,7 @@ def _lines(
     if not any(series.values()):
         raise BadInput("there is nothing to draw: no series has a point")
     rows = [
-        {"series": name, x: at, **_spread(point)}
+        {"series": name, x: at, **_columns(point)}
         for name, points in series.items()
         for at, point in sorted(points.items())
     ]
@@ -225,31 +229,33 @@ def _base(rows: list[dict[str, Any]], title: str, about: str, height: int = HEIG
     return alt.Chart(data, title=title, description=f"{title}. {about}", width=WIDTH, height=height)
 
 
-def _layered(*marks: alt.Chart, legend: bool = True) -> Chart:
-    """The marks over each other; a click in the legend brings one series forward."""
-    first = marks[0]
-    whole = {name: getattr(first, name) for name in ("title", "description", "width", "height")}
-    layers = [_without(mark) for mark in marks]
+def _layered(*charts: alt.Chart, legend: bool = True) -> Chart:
+    """The charts on top of each other; a click in the legend highlights one series."""
+    first = charts[0]
+    shared = {name: getattr(first, name) for name in ("title", "description", "width", "height")}
+    layers = [_without_shared(chart) for chart in charts]
     if legend:
         chosen = alt.selection_point(fields=["series"], bind="legend")
         faint = alt.condition(chosen, alt.value(1.0), alt.value(0.12))
-        layers = [mark if mark.mark.type == "area" else mark.encode(opacity=faint) for mark in layers]
+        layers = [layer if layer.mark.type == "area" else layer.encode(opacity=faint) for layer in layers]
         layers[0] = layers[0].add_params(chosen)
-    return alt.LayerChart(layer=layers, data=first.data, **whole)
+    return alt.LayerChart(layer=layers, data=first.data, **shared)
 
 
-def _without(mark: alt.Chart) -> alt.Chart:
-    """The mark alone: data, title and size are the layers' in common."""
-    bare = mark.copy()
+def _without_shared(chart: alt.Chart) -> alt.Chart:
+    """The chart without what its layers share: data, title and size."""
+    copied = chart.copy()
     for name in ("data", "title", "description", "width", "height"):
-        setattr(bare, name, alt.Undefined)
-    return bare
+        setattr(copied, name, alt.Undefined)
+    return copied
 
 
 def _identity(series: list[str]) -> dict[str, Any]:
-    """Colour and shape by series, in one legend; none for a single series."""
+    """Color and shape by series, in one legend; none for a single series."""
     if len(series) > len(PALETTE):
-        raise BadInput(f"a chart tells {len(PALETTE)} series apart, found {len(series)}; draw fewer at once")
+        raise BadInput(
+            f"a chart distinguishes {len(PALETTE)} series, found {len(series)}; draw fewer at once"
+        )
     count = len(series)
     legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=280) if count > 1 else None
     color = alt.Scale(domain=series, range=list(PALETTE[:count]))
@@ -265,11 +271,11 @@ def _tooltip(*fields: str) -> list[Any]:
     return ["series:N", *fields, alt.Tooltip("value:Q", title=ACCURACY), *ends]
 
 
-def _spread(point: Point) -> dict[str, float]:
+def _columns(point: Point) -> dict[str, float]:
     if isinstance(point, tuple):
         return dict(zip(("value", "low", "high"), map(_percent, point), strict=True))
     return {"value": _percent(point)}
 
 
-def _percent(share: float) -> float:
-    return round(100 * share, 2)
+def _percent(fraction: float) -> float:
+    return round(100 * fraction, 2)

@@ -1,11 +1,11 @@
-"""Scorecards as tables: what was measured under which norm state, and how far models lie apart.
+"""Scorecards as tables: what was measured in which BN mode, and how far models differ.
 
 Several seeds   the mean of their accuracies; the interval reaches from the lowest end to the highest
 Difference      of two accuracies p and q with intervals (a, b) and (c, d), by the method of variance
                 estimates recovery (Zou and Donner 2008):
                     p - q  from  p - q - sqrt((p - a)^2 + (d - q)^2)  to  p - q + sqrt((b - p)^2 + (q - c)^2)
                 It takes the two for independent. Both usually come from the same images, which makes the
-                true interval narrower, so a difference that counts here counts.
+                true interval narrower, so a difference that is significant here is significant.
 Mean            of several accuracies or differences: the mean of the ends, which holds however they depend on
                 each other
 """
@@ -18,42 +18,44 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from trimtab.data.corruptions import EXTRA_CORRUPTIONS
-from trimtab.evaluate import Card, Row
+from trimtab.evaluate import Card, Row, RunningMode
+from trimtab.evaluate.bn_modes import BNModeRecord
+from trimtab.evaluate.records import AttackRecord, ConditionRecord, CorruptionRecord
 
-REFERENCE = "running"
-"""The norm state that the others are compared with, where it was measured."""
-DISTURBED = ("noise", "corruption")
-"""Kinds of conditions that nobody chose against the model."""
-EXTRA = tuple(name.replace("_", " ") for name in EXTRA_CORRUPTIONS)
-"""Corruptions that are part of no mean."""
+REFERENCE = RunningMode()
+"""The BN mode that the others are compared with, where it was measured."""
+CORRUPTED = ("noise", "corruption")
+"""Kinds of conditions that no adversary chose."""
 FEW = 6
-"""So many corruptions are listed one by one; more are shown as their mean and the worst."""
+"""Up to this many corruptions are listed one by one; more are shown as their mean and the worst."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A share, a plain number, or a difference of two such, with its 95 % interval."""
+    """A fraction, a plain number, or a difference of two such, with its 95 % interval."""
 
     value: float
     low: float
     high: float
     n: int = 0
-    """Images behind it."""
-    share: bool = True
-    """Whether it is told in percent."""
+    """Number of images."""
+    percentage: bool = True
+    """Whether it is shown in percent."""
 
     @property
     def text(self) -> str:
-        return percent(self.value) if self.share else f"{self.value:.2f}"
+        """The value as text."""
+        return percent(self.value) if self.percentage else f"{self.value:.2f}"
 
     @property
     def range(self) -> str:
-        low, high = (f"{100 * e:.1f}" if self.share else f"{e:.2f}" for e in (self.low, self.high))
+        """The ends of the interval as text."""
+        low, high = (f"{100 * e:.1f}" if self.percentage else f"{e:.2f}" for e in (self.low, self.high))
         return f"{low}–{high}"
 
     @property
-    def sure(self) -> int:
-        """The sign of a difference; 0 if the interval holds 0."""
+    def significant(self) -> int:
+        """The sign of a difference; 0 if the interval contains 0."""
         return (self.low > 0) - (self.high < 0)
 
     def __str__(self) -> str:
@@ -62,17 +64,23 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Line:
+    """One line of a grid."""
+
     kind: str
     name: str
     """What was done to the images."""
     cells: tuple[Estimate | None, ...]
     """One per column; None where it was not measured."""
-    state: str = ""
-    """The norm state, where it is not what the columns differ in."""
+    bn_mode: str = ""
+    """The BN mode, where it is not what the columns differ in."""
+    condition: ConditionRecord | None = None
+    """The condition; None for a mean over several."""
 
 
 @dataclass(frozen=True)
 class Grid:
+    """Estimates by condition and column."""
+
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
 
@@ -87,63 +95,60 @@ class Table:
 
 
 def percent(value: float) -> str:
+    """Format a fraction in percent."""
     return f"{100 * value:.1f} %"
 
 
 def points(gap: Estimate) -> str:
-    """A difference, of shares in percentage points, with its interval."""
+    """Format a difference with its interval; of fractions in percentage points."""
     ends = (gap.value, gap.low, gap.high)
-    value, low, high = (f"{100 * e:+.1f}" if gap.share else f"{e:+.2f}" for e in ends)
-    return f"{value}{' points' if gap.share else ''} ({low} to {high})".replace("-", "−")
+    value, low, high = (f"{100 * e:+.1f}" if gap.percentage else f"{e:+.2f}" for e in ends)
+    return f"{value}{' points' if gap.percentage else ''} ({low} to {high})".replace("-", "−")
 
 
-def brief(condition: str) -> str:
-    """A condition without its details.
-
-    >>> brief("PGD-20 (ce), l_inf 8/255, step 1/255, any iterate")
-    'PGD-20 (ce), l_inf 8/255'
-    """
-    return condition.split(", step ")[0]
+def brief(condition: ConditionRecord) -> str:
+    """Name a condition without its details."""
+    return condition.brief if isinstance(condition, AttackRecord) else str(condition)
 
 
-def states(card: Card) -> tuple[str, ...]:
-    """The norm states of a card, the reference first."""
-    found = dict.fromkeys(row.state for row in card.rows)
-    return tuple(sorted(found, key=lambda state: state != REFERENCE))
+def bn_modes(card: Card) -> tuple[BNModeRecord, ...]:
+    """Return the BN modes of a card, the reference first."""
+    modes = dict.fromkeys(row.bn_mode for row in card.rows)
+    return tuple(sorted(modes, key=lambda mode: mode != REFERENCE))
 
 
-def estimates(card: Card, state: str) -> dict[tuple[str, str], Estimate]:
-    """(kind, condition) and what was found there in one norm state, over all seeds."""
-    rows: dict[tuple[str, str], list[Row]] = {}
+def estimates(card: Card, bn_mode: BNModeRecord) -> dict[ConditionRecord, Estimate]:
+    """Return the estimate under each condition in one BN mode, over all seeds."""
+    rows: dict[ConditionRecord, list[Row]] = {}
     for row in card.rows:
-        if row.state == state and row.told:
-            rows.setdefault((row.kind, row.condition), []).append(row)
-    return {asked: _over_seeds(found) for asked, found in rows.items()}
+        if row.bn_mode == bn_mode and row.estimate:
+            rows.setdefault(row.condition, []).append(row)
+    return {condition: _over_seeds(of_condition) for condition, of_condition in rows.items()}
 
 
 def _over_seeds(rows: Sequence[Row]) -> Estimate:
-    values, lows, highs = zip(*(row.told for row in rows if row.told), strict=True)
-    return Estimate(fmean(values), min(lows), max(highs), rows[0].n, share=not rows[0].instead)
+    values, lows, highs = zip(*(row.estimate for row in rows if row.estimate), strict=True)
+    return Estimate(fmean(values), min(lows), max(highs), rows[0].n, percentage=rows[0].measure is None)
 
 
 def grid(card: Card) -> Grid:
-    """Every condition under every norm state, side by side."""
-    columns = states(card)
-    return _side_by_side(columns, [estimates(card, state) for state in columns])
+    """Return every condition in every BN mode."""
+    modes = bn_modes(card)
+    return _joined([str(mode) for mode in modes], [estimates(card, mode) for mode in modes])
 
 
 def comparison(cards: Sequence[Card]) -> Grid:
-    """Every condition for every model, each norm state in lines of its own, drawn together as in `short`."""
-    every = dict.fromkeys(state for card in cards for state in states(card))
+    """Return every condition for every model, each BN mode in lines of its own, summarized as in `short`."""
+    every = dict.fromkeys(mode for card in cards for mode in bn_modes(card))
     lines: list[Line] = []
-    for state in every:
-        part = short(_side_by_side(names(cards), [estimates(card, state) for card in cards]))
-        lines += [replace(line, state=state) for line in part.lines]
+    for mode in every:
+        part = short(_joined(names(cards), [estimates(card, mode) for card in cards]))
+        lines += [replace(line, bn_mode=str(mode)) for line in part.lines]
     return Grid(names(cards), tuple(lines))
 
 
 def names(cards: Sequence[Card]) -> tuple[str, ...]:
-    """The models' names, made different where they are not."""
+    """Return the models' names, numbered where they repeat."""
     taken: list[str] = []
     for card in cards:
         name, count = card.model, 2
@@ -154,106 +159,120 @@ def names(cards: Sequence[Card]) -> tuple[str, ...]:
 
 
 def short(whole: Grid) -> Grid:
-    """The grid with many corruptions drawn together: their mean and, per column, the worst.
+    """Return the grid with many corruptions summarized: their mean and, per column, the worst.
 
-    Only those count that every column has which has any; the others are left out.
+    Only corruptions that every column with any corruption has are counted; the others are left out.
     """
-    many = [line for line in whole.lines if line.kind == "corruption"]
-    counted = [line for line in many if averaged(line.kind, line.name)]
-    asked = [any(column) for column in zip(*(line.cells for line in counted), strict=True)]
+    corruptions = [line for line in whole.lines if line.kind == "corruption"]
+    counted = [line for line in corruptions if line.condition is None or averaged(line.condition)]
+    has_any = [any(column) for column in zip(*(line.cells for line in counted), strict=True)]
     shared = [
         line
         for line in counted
-        if all(cell or not some for cell, some in zip(line.cells, asked, strict=True))
+        if all(cell or not some for cell, some in zip(line.cells, has_any, strict=True))
     ]
-    if len(many) <= FEW or not shared:
+    if len(corruptions) <= FEW or not shared:
         return whole
     rest = [line for line in whole.lines if line.kind != "corruption"]
     if len(shared) <= FEW:
         return Grid(whole.columns, (*rest, *shared))
-    across = zip(*(line.cells for line in shared), strict=True)
-    per_column = [[cell for cell in column if cell] for column in across]
-    those = "corruptions" if len(shared) == len(counted) else "corruptions that all faced"
-    drawn = (
-        Line("corruption", f"mean of {len(shared)} {those}", tuple(mean(c) for c in per_column)),
+    columns = zip(*(line.cells for line in shared), strict=True)
+    per_column = [[cell for cell in column if cell] for column in columns]
+    which = "corruptions" if len(shared) == len(counted) else "corruptions measured for all"
+    summary = (
+        Line("corruption", f"mean of {len(shared)} {which}", tuple(mean(c) for c in per_column)),
         Line("corruption", "worst of them", tuple(_worst(c) for c in per_column)),
     )
-    return Grid(whole.columns, (*rest, *drawn))
+    return Grid(whole.columns, (*rest, *summary))
 
 
 def scorecard(card: Card) -> Table:
-    """The card as text: conditions down, norm states across."""
-    drawn = short(grid(card))
-    rows = tuple((line.name, *(str(cell or "") for cell in line.cells)) for line in drawn.lines)
-    header = ("accuracy, or what is named (95 % interval)", *drawn.columns)
-    return Table(f"{card.model} on {card.data}", header, rows)
+    """Return the card as text: conditions down, BN modes across."""
+    summary = short(grid(card))
+    rows = tuple((line.name, *(str(cell or "") for cell in line.cells)) for line in summary.lines)
+    header = ("accuracy, or the named measure (95 % interval)", *summary.columns)
+    return Table(f"{card.model}, {images(card)}", header, rows)
+
+
+def images(card: Card) -> str:
+    """Name the images of a card, and the batch where it matters."""
+    ranges = dict.fromkeys((row.images.data, row.images.start, row.images.stop) for row in card.rows)
+    sets = [
+        f"{'first ' if start == 0 else ''}{stop - start:,} images of {data}"
+        + (f" from {start:,}" if start else "")
+        for data, start, stop in ranges
+    ] or [f"no images of {card.data}"]
+    sizes = sorted({row.batch_size for row in card.rows if row.batch_size})
+    batches = f", coupled batches of {_and(map(str, sizes))}" if sizes else ""
+    return _and(sets) + batches
+
+
+def _and(items: Iterable[str]) -> str:
+    listed = list(items)
+    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
 
 
 def figures(card: Card) -> Table:
-    """What was measured beside what the scorecard shows; the points of curves are left to the charts."""
+    """Return the scalars that the scorecard does not show; curves are left to the charts."""
     rows = tuple(
-        (row.condition, row.state, str(row.seed), name, f"{value:.4g}")
+        (str(row.condition), str(row.bn_mode), str(row.seed), name, f"{value:.4g}")
         for row in card.rows
         for name, value in row.figures.items()
-        if not name.startswith((ITERATION, RADIUS)) and not row.instead
     )
-    return Table("Further figures", ("condition", "norm state", "seed", "figure", "value"), rows)
+    return Table("Further figures", ("condition", "BN mode", "seed", "figure", "value"), rows)
 
 
-ITERATION = "after "
-"""How the figures of an iteration curve begin: accuracy after so many iterations."""
-RADIUS = "radius "
-"""How those of a certified curve begin: share certified at this radius."""
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """Return `first - second` with its interval.
 
-
-def curve(row: Row, prefix: str) -> dict[float, float]:
-    """The points of a curve that a row carries in its figures."""
-    found = {name.removeprefix(prefix): v for name, v in row.figures.items() if name.startswith(prefix)}
-    return {float(at): value for at, value in sorted(found.items(), key=lambda point: float(point[0]))}
-
-
-def difference(one: Estimate, other: Estimate) -> Estimate:
-    """How far `one` lies above `other`."""
-    gap = one.value - other.value
+    Args:
+        first: an estimate.
+        second: what is subtracted from it.
+    """
+    gap = first.value - second.value
     return Estimate(
         gap,
-        gap - math.hypot(one.value - one.low, other.high - other.value),
-        gap + math.hypot(one.high - one.value, other.value - other.low),
-        min(one.n, other.n),
-        one.share,
+        gap - math.hypot(first.value - first.low, second.high - second.value),
+        gap + math.hypot(first.high - first.value, second.value - second.low),
+        min(first.n, second.n),
+        first.percentage,
     )
 
 
-def averaged(kind: str, condition: str) -> bool:
-    """Whether a condition may be part of a mean."""
-    return kind != "corruption" or not condition.startswith(EXTRA)
+def averaged(condition: ConditionRecord) -> bool:
+    """Return whether a condition may be part of a mean; extra corruptions may not."""
+    return not (isinstance(condition, CorruptionRecord) and condition.name in EXTRA_CORRUPTIONS)
 
 
 def unlike(cards: Sequence[Card]) -> str:
-    """What differs beside the models, so that a difference is not theirs alone; empty if nothing does."""
+    """Return what differs between cards in addition to the models; empty if nothing does."""
     sizes = sorted({card.provenance["batch"] for card in cards if card.provenance.get("batch")})
-    told = ["on different images"] if len({str(c.provenance.get("data", c.data)) for c in cards}) > 1 else []
+    data = {str(card.provenance.get("data", card.data)) for card in cards}
+    differences = ["on different images"] if len(data) > 1 else []
     counts = sorted({max(row.n for row in card.rows) for card in cards if card.rows})
     if len(counts) > 1:
-        told.append(f"on {' and '.join(map(str, counts))} images")
+        differences.append(f"on {_and(map(str, counts))} images")
     if len(sizes) > 1:
-        told.append(f"in batches of {' and '.join(map(str, sizes))}")
-    return " and ".join(told)
+        differences.append(f"in batches of {_and(map(str, sizes))}")
+    return " and ".join(differences)
 
 
 def mean(several: Iterable[Estimate]) -> Estimate | None:
-    held = list(several)
-    if not held:
+    """Return the mean of estimates and of their ends; None of none."""
+    listed = list(several)
+    if not listed:
         return None
-    ends = (fmean(e.value for e in held), fmean(e.low for e in held), fmean(e.high for e in held))
-    return Estimate(*ends, min(e.n for e in held), held[0].share)
+    ends = (fmean(e.value for e in listed), fmean(e.low for e in listed), fmean(e.high for e in listed))
+    return Estimate(*ends, min(e.n for e in listed), listed[0].percentage)
 
 
 def _worst(several: Sequence[Estimate]) -> Estimate | None:
     return min(several, key=lambda e: e.value, default=None)
 
 
-def _side_by_side(columns: Sequence[str], found: Sequence[dict[tuple[str, str], Estimate]]) -> Grid:
-    asked = dict.fromkeys(question for column in found for question in column)
-    lines = (Line(kind, name, tuple(c.get((kind, name)) for c in found)) for kind, name in asked)
+def _joined(columns: Sequence[str], by_column: Sequence[dict[ConditionRecord, Estimate]]) -> Grid:
+    conditions = dict.fromkeys(condition for column in by_column for condition in column)
+    lines = (
+        Line(c.kind, str(c), tuple(column.get(c) for column in by_column), condition=c) for c in conditions
+    )
     return Grid(tuple(columns), tuple(lines))

@@ -9,10 +9,11 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from trimtab import draws, measure, models, norm
+from trimtab import measure, models, norm, rng
 from trimtab.attacks import RandomSign
 from trimtab.data import ImageSet, load
-from trimtab.evaluate import Card, Clean, PerBatch, Running, Shifted, Similar, Store, run
+from trimtab.evaluate import Card, Clean, PerBatchMode, RunningMode, Shifted, Similar, Store, run
+from trimtab.evaluate.records import Measure
 from trimtab.report import tables
 from trimtab.types import BadInput
 
@@ -35,7 +36,9 @@ def test_the_rows_hold_what_the_measurements_say(net: nn.Module, images: ImageSe
     x, y, ids = images.take(torch.arange(96))
     clean, shifted, similar = card.rows
     expected = measure.ligs(net, x, y, ids=ids)
-    assert similar.figures[LIGS] == pytest.approx(float(expected.mean()), abs=1e-6)
+    assert similar.measure is not None
+    assert similar.measure.name == LIGS
+    assert similar.measure.value == pytest.approx(float(expected.mean()), abs=1e-6)
     assert shifted.accuracy < clean.accuracy
     assert similar.accuracy == clean.accuracy
 
@@ -59,15 +62,15 @@ def test_images_have_the_signs_of_their_ids_and_coupled_batches_those_of_their_f
 ) -> None:
     few = images.subset(slice(8, 24))
     x, y, ids = few.take(torch.arange(16))
-    moved = norm.steer(norm.copied(net)).eval()
+    moved = norm.steer(norm.clone(net)).eval()
 
     def right(who: slice, first: int, source: str) -> Tensor:
-        signs = RandomSign(0.2)(moved, seed=draws.key(5, int(ids[first])) >> 1)
+        signs = RandomSign(0.2)(moved, seed=rng.key(5, int(ids[first])) >> 1)
         with torch.no_grad(), norm.use(moved, shift=signs, source=source, update=False):
             return moved(x[who]).argmax(1) == y[who]
 
-    states = (Running(), PerBatch())
-    rows = run(net, few, [Shifted(0.2)], store, seed=5, states=states, chunk=8, examine=False).rows
+    states = (RunningMode(), PerBatchMode())
+    rows = run(net, few, [Shifted(0.2)], store, seed=5, bn_modes=states, chunk=8, examine=False).rows
     alone = sum(int(right(slice(i, i + 1), i, "running")) for i in range(16))
     together = sum(int(right(slice(i, i + 8), i, "batch").sum()) for i in (0, 8))
     assert [row.correct for row in rows] == [alone, together]
@@ -89,7 +92,7 @@ def test_a_network_that_takes_no_single_image_has_its_statistics_moved(
 
 
 def test_signs_are_alike_in_every_precision(net: nn.Module) -> None:
-    steered = norm.steer(norm.copied(net))
+    steered = norm.steer(norm.clone(net))
     narrow, wide = RandomSign(0.2)(steered, seed=3), RandomSign(0.2)(steered.double(), seed=3)
     for name, shift in narrow.items():
         assert float(wide[name].mu.abs().max()) == 0.2
@@ -100,21 +103,22 @@ def test_signs_are_alike_in_every_precision(net: nn.Module) -> None:
 def test_statistics_that_move_by_nothing_change_nothing(
     net: nn.Module, images: ImageSet, store: Store
 ) -> None:
-    states = (Running(), PerBatch())
-    rows = run(net, images, [Clean(), Shifted(0)], store, states=states, examine=False).rows
+    states = (RunningMode(), PerBatchMode())
+    rows = run(net, images, [Clean(), Shifted(0)], store, bn_modes=states, examine=False).rows
     assert [rows[0].correct, rows[2].correct] == [rows[1].correct, rows[3].correct]
 
 
 def test_every_norm_state_has_its_own_and_the_scorecard_shows_a_number_not_a_share(
     net: nn.Module, images: ImageSet, store: Store
 ) -> None:
-    card = run(net, images, SUITE, store, states=(Running(), PerBatch()), examine=False)
+    card = run(net, images, SUITE, store, bn_modes=(RunningMode(), PerBatchMode()), examine=False)
     assert Card.read(card.json()) == card
     lines = {line.name: line.cells for line in tables.grid(card).lines}
     here, there = lines[str(Similar())]
     assert here is not None
     assert there is not None
-    assert here.text == f"{card.rows[2].figures[LIGS]:.2f}"
+    assert card.rows[2].measure is not None
+    assert here.text == f"{card.rows[2].measure.value:.2f}"
     assert here.low < here.value < here.high
     assert here.value != there.value
     gap = tables.difference(here, there)
@@ -138,7 +142,7 @@ def test_a_batch_norm_of_its_own_kind_is_left_alone_and_all_else_measured(
     assert not norm.steerable(net)
     card = run(net, images, SUITE, store, examine=False)
     assert [row.kind for row in card.rows] == ["clean", "gradients"]
-    with pytest.raises(BadInput, match=r"statistics running$"):
+    with pytest.raises(BadInput, match=r"BN mode running$"):
         run(net, images, [Shifted()], store, examine=False)
 
 
@@ -156,15 +160,15 @@ class Deaf(nn.Module):
 @pytest.mark.parametrize("cut", [True, False])
 def test_gradients_of_zero_have_no_similarity(cut: bool, images: ImageSet, store: Store) -> None:
     card = run(Deaf(cut), images, [Clean(), Similar()], store, examine=False)
-    assert card.rows[1].figures == {}
-    assert card.rows[1].told is None
+    assert card.rows[1].measure == Measure(LIGS)
+    assert card.rows[1].estimate is None
     assert [line.name for line in tables.grid(card).lines] == ["clean"]
 
 
 def test_one_image_says_nothing_about_others(net: nn.Module, images: ImageSet, store: Store) -> None:
     (row,) = run(net, images, [Similar()], store, limit=1, examine=False).rows
-    assert row.told is not None
-    assert row.told[1:] == (-1.0, 1.0)
+    assert row.estimate is not None
+    assert row.estimate[1:] == (-1.0, 1.0)
 
 
 def test_odd_sizes_are_refused() -> None:

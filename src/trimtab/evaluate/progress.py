@@ -1,0 +1,49 @@
+"""How far a run is, and how long it will still take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trimtab.evaluate.card import Status
+from trimtab.evaluate.cells import Cell
+from trimtab.measure.accuracy import Accuracy
+
+Notify = Callable[[Status], None]
+
+
+@dataclass
+class Meter:
+    """Reports a `Status` after each chunk; the time left is estimated from the cost of each condition."""
+
+    notify: Notify | None
+    cells: list[Cell]
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    measured_cost: float = 0.0
+    stored_cost: float = 0.0
+
+    def __call__(self, cell: Cell, new: int, count: Accuracy) -> None:
+        """Report a chunk of a cell.
+
+        Args:
+            cell: the cell.
+            new: how many of its images were just measured; 0 for those that the store had.
+            count: the cell's accuracy so far.
+        """
+        if self.notify is None:
+            return
+        if new:
+            self.measured_cost += new * cell.condition.cost
+        else:
+            self.stored_cost += count.n * cell.condition.cost
+        self.done += new or count.n
+        total_cost = sum(each.n * each.condition.cost for each in self.cells)
+        seconds_left = None
+        if self.measured_cost:
+            rate = (time.monotonic() - self.began) / self.measured_cost
+            seconds_left = rate * (total_cost - self.measured_cost - self.stored_cost)
+        total = sum(each.n for each in self.cells)
+        bounds = count.bounds(cell.n)
+        self.notify(Status(cell.condition.record(), self.done, total, *bounds, seconds_left))
