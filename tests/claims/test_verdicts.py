@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trimtab.studies.verdicts import (
+from trimtab.claims.verdicts import (
     EXEMPT,
     INCONCLUSIVE,
     REFUTED,
@@ -16,9 +16,9 @@ from trimtab.studies.verdicts import (
     Above,
     Close,
     Needs,
-    interval,
     ordered,
     overall,
+    tally,
 )
 from trimtab.types import BadInput
 
@@ -33,7 +33,10 @@ def test_the_interval_of_paired_contrasts_is_scipys(n, level):
     drawn = np.random.default_rng(n)
     a, b = drawn.normal(0.5, 0.1, n), drawn.normal(0.4, 0.1, n)
     expected = stats.ttest_rel(a, b).confidence_interval(level)
-    assert interval(list(a - b), level) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    test = Close("a", "b", margin=1.0) if level == 0.9 else Above("a", "b")
+    judged = test.judge(rows(a, b))
+    assert judged.level == level
+    assert judged.interval == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_a_directional_claim_is_confirmed_exactly_when_the_one_sided_test_of_two_and_a_half_percent_is():
@@ -112,22 +115,54 @@ def test_a_claim_is_as_strong_as_its_weakest_part():
     assert overall([*judged, Above("a", "b").judge(good[:1])]) == INCONCLUSIVE
 
 
-def test_only_what_the_paper_exempts_is_outside_its_scope():
+def test_what_the_paper_exempts_counts_neither_for_nor_against_a_small_setting():
     found = rows([0.5, 0.51, 0.5], [0.6, 0.6, 0.61])
-    expected, other = Above("a", "b", exempt="small sets").judge(found), Close("a", "b", 0.01).judge(found)
-    good = Above("b", "a").judge(found)
-    assert [one.verdict for one in (expected, other, good)] == [REFUTED, REFUTED, REPRODUCED]
-    assert overall([expected, good]) == EXEMPT
-    assert overall([expected, good], small=False) == REFUTED
-    assert overall([expected, other, good]) == REFUTED
-    assert overall([good]) == REPRODUCED
+    against, for_it = (Above(*names, exempt="small sets").judge(found) for names in ("ab", "ba"))
+    good, bad = Above("b", "a").judge(found), Close("a", "b", 0.01).judge(found)
+    assert [one.verdict for one in (against, for_it, good, bad)] == [REFUTED, REPRODUCED, REPRODUCED, REFUTED]
+    assert overall([against]) == overall([for_it]) == overall([against, for_it]) == EXEMPT
+    assert overall([against, good]) == REPRODUCED
+    assert overall([for_it, bad]) == REFUTED
+    assert overall([against, good], small=False) == REFUTED
+    assert overall([for_it, good], small=False) == REPRODUCED
 
 
-def test_a_need_is_met_by_the_mean_over_units():
+def test_parts_are_counted_without_the_exempt_ones():
+    found = rows([0.5, 0.51, 0.5], [0.6, 0.6, 0.61])
+    good, bad = Above("b", "a").judge(found), Above("a", "b").judge(found)
+    exempt = Above("b", "a", exempt="small sets").judge(found)
+    assert tally([good, bad, exempt]) == "1 of 2 parts"
+    assert tally([good, bad, exempt], small=False) == "2 of 3 parts"
+    assert tally([exempt]) == ""
+
+
+@pytest.mark.parametrize(("parts", "expected"), [(1, REFUTED), (20, INCONCLUSIVE)])
+def test_a_part_refutes_a_claim_of_many_parts_only_at_holms_level(parts, expected):
+    contrast = [-0.07, 0.0, -0.05, -0.03, -0.02]
+    p = stats.ttest_1samp(contrast, 0.01, alternative="less").pvalue
+    assert 0.025 / 20 < p < 0.025
+    part = Above("a", "b").judge(rows(contrast, [0] * 5))
+    assert part.p_refuted == pytest.approx(p)
+    assert part.verdict == REFUTED
+    good = Above("b", "a").judge(rows([-0.5, -0.51, -0.5, -0.52, -0.5], [0] * 5))
+    assert overall([part, *[good] * (parts - 1)]) == expected
+
+
+def test_closeness_is_refuted_with_scipys_p_value():
+    contrast = [0.07, 0.1, 0.05, 0.09]
+    part = Close("a", "b", margin=0.02).judge(rows(contrast, [0] * 4))
+    assert part.p_refuted == pytest.approx(stats.ttest_1samp(contrast, 0.02, alternative="greater").pvalue)
+    mirrored = Close("b", "a", margin=0.02).judge(rows(contrast, [0] * 4))
+    assert mirrored.p_refuted == pytest.approx(part.p_refuted)
+
+
+def test_a_precondition_holds_under_every_seed():
     need = Needs("a", 0.25)
-    assert need.unmet(rows([0.2, 0.31], [0, 0])) == ""
-    assert need.unmet(rows([0.2, 0.29], [0, 0])) == "a is 0.245, needed is 0.25"
+    assert need.unmet(rows([0.25, 0.9], [0, 0])) == ""
+    assert need.unmet(rows([0.2, 0.9], [0, 0])) == "a is 0.200 (unit 0), needed is 0.25"
     assert need.unmet(rows([0.9, math.nan], [0, 0]))
+    assert need.unmet_on_average(rows([0.2, 0.31], [0, 0])) == ""
+    assert need.unmet_on_average(rows([0.2, 0.29], [0, 0])) == "a is 0.245, needed is 0.25"
 
 
 def test_a_test_that_asks_for_what_was_not_measured_says_so():

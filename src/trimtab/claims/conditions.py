@@ -1,4 +1,4 @@
-"""Conditions that only studies need: images made elsewhere, shown to the model that is judged."""
+"""Conditions used by claims only: adversarial images crafted on another branch or network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from trimtab.evaluate.conditions import Columns, Condition, correct
 
 @dataclass(frozen=True)
 class CraftedOn(Condition):
-    """The attack runs on one branch, whichever branch is asked to classify: the cross pairs of Mixture BN."""
+    """An attack on one branch, whichever branch classifies: the cross pairs of Mixture BN."""
 
     attack: Attack
     branch: str
     kind: ClassVar[str] = "attack"
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        """Return which images the model classifies correctly after the attack on `branch`."""
         with norm.use(model, branch=self.branch):
             x = self.attack(model, batch.x, batch.y, seed=seed, ids=batch.ids)
         return {"correct": correct(model, x, batch.y)}
@@ -34,13 +35,14 @@ class CraftedOn(Condition):
 
 @dataclass(frozen=True)
 class Transferred(Condition):
-    """The attack runs on another network, such as the static one behind an adaptive classifier."""
+    """An attack on another network, such as the static network of an adaptive classifier."""
 
     attack: Attack
     source: nn.Module
     kind: ClassVar[str] = "attack"
 
     def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        """Return which images the model classifies correctly after the attack on `source`."""
         x = self.attack(self.source, batch.x, batch.y, seed=seed, ids=batch.ids)
         return {"correct": correct(model, x, batch.y)}
 
@@ -49,5 +51,5 @@ class Transferred(Condition):
 
 
 def worst(columns: Sequence[Tensor]) -> Tensor:
-    """Image by image: right under every one of several attacks."""
+    """Return which images are classified correctly under every one of several attacks."""
     return torch.stack([column.double() for column in columns]).amin(0)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from trimtab import norm
-from trimtab.studies import mix
-from trimtab.studies.bench import Bench
-from trimtab.studies.scales import SMOKE
+from trimtab.claims import mix
+from trimtab.claims.bench import Bench
+from trimtab.claims.scales import SMOKE
 
 
 def batches(count=40, scale=1.0):
@@ -27,15 +27,15 @@ def test_batches_of_just_what_running_statistics_describe_lie_at_the_distance_of
     rows = mix.from_running(layer(), batches())
     # A mean of 32 normal values has a mean distance of sqrt(2 / pi / 32) from 0.
     assert rows["means, average channel, distance"] == pytest.approx((2 / torch.pi / 32) ** 0.5, rel=0.05)
-    for name in ("means", "deviations"):
+    for name in ("means", "stds"):
         for which in ("average channel", "worst tenth of channels"):
             assert abs(rows[f"{name}, {which}, beyond sampling noise"]) < 0.03, (name, which)
 
 
 def test_a_tenth_of_the_channels_whose_variance_does_not_converge_is_found():
     rows = mix.from_running(layer(variance=2.0), batches())
-    assert rows["deviations, worst tenth of channels, distance"] == pytest.approx(1 - 0.5**0.5, abs=0.03)
-    assert rows["deviations, worst tenth of channels, beyond sampling noise"] > 0.15
+    assert rows["stds, worst tenth of channels, distance"] == pytest.approx(1 - 0.5**0.5, abs=0.03)
+    assert rows["stds, worst tenth of channels, beyond sampling noise"] > 0.15
     assert abs(rows["means, worst tenth of channels, beyond sampling noise"]) < 0.05
     rows = mix.from_running(layer(mean=1.0), batches())
     assert rows["means, worst tenth of channels, beyond sampling noise"] > 0.7

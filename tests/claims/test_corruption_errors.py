@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from trimtab.claims import corruption, mix
+from trimtab.claims.bench import Bench
+from trimtab.claims.scales import SMOKE, scale_of
 from trimtab.evaluate import Corrupted
 from trimtab.measure.corruption_error import ALEXNET
-from trimtab.studies import corruption, mix
-from trimtab.studies.bench import Bench
-from trimtab.studies.scales import SMOKE, scale_of
 
 FOUND = {"clean": 0.2, "fog": 0.5, "snow": 0.3}
 BASE = {"clean": 0.1, "fog": 0.4, "snow": 0.101}

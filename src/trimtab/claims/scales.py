@@ -1,14 +1,16 @@
-"""Three scales of one definition: the paper's own setting, a laptop's, and one that only proves that it runs.
+"""Four scales of each study: the paper's own, two small ones, and a smoke test.
 
-A study is written once, over the paper's shipped recipes. A scale says what is put in place of their data,
-network, length, optimiser and attack steps (`changes`, by dotted key), and how much is measured; a study may
-put its own in place of more. Claims and tests are the same at each. What is less than was planned for the
-scale (`PLANNED`) the ledger's page says.
+A study is written once, over the paper's shipped recipes. A scale replaces their data, network, length,
+optimizer and attack steps (`changes`, by dotted key), and sets how much is measured; a study may replace
+more. Claims and tests are the same at each scale. The ledger's page lists what is less than was planned
+(`PLANNED`).
 
     smoke    the embedded sample, a network of a few thousand weights, seconds
-    laptop   CIFAR-10, ResNet-8 of width 16, two CPU cores; measured there: standard training 1,900 images a
-             second, PGD-7 training 350 to 500, input gradients 2,200
-    paper    the recipes as shipped, for GPUs; data that must be had from elsewhere are asked for by name
+    laptop   CIFAR-10, ResNet-8 of width 16, two CPU cores; measured there: standard training 1,900 images
+             per second, PGD-7 training 350 to 500, input gradients 2,200
+    desk     the second edition: all of CIFAR-10, and for APART 5,000 images that a PreAct-ResNet-18 fits;
+             about a day of two cores for the claims of `WAVE1`
+    paper    the recipes as shipped, for GPUs; missing data that cannot be downloaded are named
 """
 
 from __future__ import annotations
@@ -20,68 +22,80 @@ from typing import Any
 from trimtab.data import CORRUPTIONS
 from trimtab.types import BadInput
 
-NAMES = ("smoke", "laptop", "paper")
+NAMES = ("smoke", "laptop", "desk", "paper")
 
 
 @dataclass(frozen=True, eq=False)
 class Scale:
+    """What a study trains and measures at one scale."""
+
     name: str
+    """One of `NAMES`."""
     data: str
-    """The set, as `data.load` names it."""
+    """The image set, by its name for `data.load`."""
     network: str
-    """The paper's main network, or its stand-in."""
+    """The paper's main network, or its replacement."""
     deeper: tuple[str, ...] = ()
-    """Deeper ones, where depth is the question."""
+    """Deeper networks, for claims about depth."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What takes the place of a recipe's keys."""
+    """Replaced keys of the recipes."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """The same for fine-tuning."""
     tuning_epochs: int = 1
+    """Epochs of fine-tuning."""
     weak_steps: int = 10
     """Attack steps of weak adversarial training."""
     running_epochs: int = 10
-    """Last epochs with running statistics."""
+    """Number of last epochs with running statistics."""
     test: int | None = None
     """Test images for accuracy; all if None."""
     attacked: int | None = None
     """Test images under attack."""
     marks: tuple[int, ...] = (10, 20, 100, 500, 2000)
-    """Iterations of the judging attack at which it is read; the last is its length."""
+    """Iterations of the evaluation attack at which accuracy is measured; the last is its length."""
     steps: int = 20
     """Steps of shorter attacks."""
     long_steps: int = 100
     """Steps of attacks on adaptive classifiers."""
     corruptions: tuple[str, ...] = CORRUPTIONS
+    """The corruptions."""
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Their severities."""
     corrupted: int | None = None
     """Test images under each corruption and severity."""
     batch: int = 512
-    """Images of a batch that adapts."""
+    """Images per batch of adaptive BN."""
     batches: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
-    """The same, where their size is the question."""
+    """Batch sizes, for claims about them."""
     noise: float = 0.5
-    """Deviation of the noise that adaptation is tested under."""
+    """Std of the noise that adaptation is tested under."""
     sigmas: tuple[float, ...] = (0.25, 0.5, 0.75)
-    """Noise of smoothing."""
+    """Stds of the smoothing noise."""
     draws: int = 100_000
-    """Of noise, per certificate."""
+    """Noise samples per certificate."""
     certified: int = 500
-    """Images with certificates."""
+    """Certified images."""
     made: int | None = None
     """Images of a constructed set; all training images if None."""
     match_steps: int = 1000
     """Steps of D_R and D_NR."""
     match_step: float = 0.1
-    """Their length (l2)."""
+    """Length (l2) of their steps."""
     label_steps: int = 100
     """Steps of D_rand, D_det and D_conflict."""
     decoder_epochs: int = 2
-    """Of the decoder that paints AdvBN images."""
+    """Training epochs of the decoder of AdvBN images."""
     watched: int = 1000
-    """Test images that are looked at after every epoch."""
+    """Test images that are measured after every epoch."""
     seeds: int = 3
+    """Seeds of other claims."""
     headline: int = 5
     """Seeds of headline claims."""
+
+    @property
+    def tables(self) -> str:
+        """The name under which claims look up constants of their own: desk uses those of laptop."""
+        return "laptop" if self.name == "desk" else self.name
 
 
 SMOKE = Scale(
@@ -89,10 +103,10 @@ SMOKE = Scale(
     changes={
         "data.name": "sample", "data.images": 64, "data.augment": ["flip"], "data.validation": 0, "epochs": 1,
         "batch_size": 32, "precision": "32-true", "model": "net:resnet8,width=4",
-        "optimiser": {"lr": 0.02}, "schedule": {"kind": "constant"},
+        "optimizer": {"lr": 0.02}, "schedule": {"kind": "constant"},
         "objective.attack.steps": 2, "objective.attack.step_size": "8/255",
     },
-    tuning={"optimiser": {"lr": 0.01}, "schedule": {"kind": "constant"}},
+    tuning={"optimizer": {"lr": 0.01}, "schedule": {"kind": "constant"}},
     weak_steps=1, running_epochs=1, test=32, attacked=16, marks=(1, 2), steps=2, long_steps=2,
     severities=(3,), corrupted=16, batch=16, batches=(8, 16), noise=0.25, sigmas=(0.25, 0.5), draws=40,
     certified=4, made=64, match_steps=2, label_steps=2, decoder_epochs=1, watched=16, seeds=2, headline=2,
@@ -103,16 +117,27 @@ LAPTOP = Scale(
     changes={
         "data.name": "cifar10", "data.images": 10_000, "data.augment": ["crop", "flip"], "data.validation": 0,
         "epochs": 8, "batch_size": 128, "precision": "32-true", "model": "net:resnet8,width=16",
-        "optimiser": {"lr": 0.2, "nesterov": True, "weight_decay": 2e-4}, "schedule": {"kind": "one-cycle"},
+        "optimizer": {"lr": 0.2, "nesterov": True, "weight_decay": 2e-4}, "schedule": {"kind": "one-cycle"},
         "objective.attack.steps": 7, "objective.attack.step_size": None,
         "objective.attack.precision": "bfloat16",
     },
-    tuning={"optimiser": {"lr": 0.01}, "schedule": {"kind": "cosine"}},
+    tuning={"optimizer": {"lr": 0.01}, "schedule": {"kind": "cosine"}},
     tuning_epochs=2, weak_steps=2, running_epochs=2, test=5000, attacked=500, marks=(10, 20, 50),
     steps=20, long_steps=50, severities=(1, 3, 5), corrupted=250, batch=250,
     batches=(8, 16, 32, 64, 128, 256), noise=0.25, sigmas=(0.12, 0.25, 0.5), draws=2000,
     certified=200, made=5000, match_steps=50, match_step=0.4, label_steps=30, decoder_epochs=4, watched=250,
 )  # fmt: skip
+
+DESK = replace(
+    LAPTOP, name="desk",
+    changes={**LAPTOP.changes, "data.images": None, "epochs": 16},
+    tuning_epochs=8, test=None, attacked=1000, severities=(1, 2, 3, 4, 5), corrupted=1000, batch=500,
+    batches=(8, 16, 32, 64, 128, 256, 500), noise=0.5, sigmas=(0.25, 0.5, 0.75), certified=300, watched=1000,
+    seeds=3, headline=3,
+)  # fmt: skip
+"""All of CIFAR-10, ResNet-8: the smallest settings on two cores that could refute a claim."""
+ADVERSARIAL_EPOCHS = 9
+"""Epochs of networks that are trained under PGD-7, at scale desk."""
 
 PAPER = Scale("paper", "cifar10", "net:resnet50_cifar", ("net:resnet101_cifar",), attacked=10_000)
 
@@ -122,7 +147,30 @@ BY_PAPER: dict[str, dict[str, Scale]] = {
     "smoke": {},
     "laptop": {
         "mix": replace(LAPTOP, changes={**LAPTOP.changes, **_MIX}),
-        "lig": replace(LAPTOP, changes={**LAPTOP.changes, "optimiser": {"lr": 0.1, "weight_decay": 5e-4}}),
+        "lig": replace(LAPTOP, changes={**LAPTOP.changes, "optimizer": {"lr": 0.1, "weight_decay": 5e-4}}),
+    },
+    "desk": {
+        "mix": replace(
+            DESK,
+            changes={**DESK.changes, "epochs": ADVERSARIAL_EPOCHS, "objective.attack.step_size": "3/255"},
+        ),
+        "lig": replace(
+            DESK,
+            changes={**DESK.changes, "epochs": 30, "optimizer": {"lr": 0.1, "weight_decay": 5e-4}},
+        ),
+        "apa": replace(
+            DESK,
+            network="net:preact18,width=16",
+            changes={
+                **DESK.changes,
+                "model": "net:preact18,width=16",
+                "data.images": 5000,
+                "epochs": 100,
+                "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+                "schedule": {"kind": "step", "milestones": [50, 75], "gamma": 0.1},
+            },
+            headline=8,
+        ),
     },
     "paper": {
         "mix": replace(
@@ -136,30 +184,30 @@ BY_PAPER: dict[str, dict[str, Scale]] = {
         "apa": replace(PAPER, data="cifar100", network="net:wrn40_2", seeds=5),
     },
 }
-"""Where a paper's setting differs from the others at the same scale."""
+"""Settings of single papers that differ from the scale's."""
 
 
 def scale_of(name: str, paper: str) -> Scale:
-    """The scale of that name, as one paper's studies use it."""
-    plain = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
-    if name not in plain:
+    """Return the scale of a name, with the settings of a paper's studies."""
+    scales = {"smoke": SMOKE, "laptop": LAPTOP, "desk": DESK, "paper": PAPER}
+    if name not in scales:
         raise BadInput(f"there is no scale {name!r}; there are {', '.join(NAMES)}")
-    return BY_PAPER[name].get(paper, plain[name])
+    return BY_PAPER[name].get(paper, scales[name])
 
 
 PLANNED = {
     "laptop": {
         ("mix", "training images"): 10_000,
-        ("ada", "draws of noise for a certificate"): 10_000,
-        ("ada", "images with certificates"): 200,
+        ("ada", "noise samples per certificate"): 10_000,
+        ("ada", "certified images"): 200,
         ("lig", "images of a constructed set"): 10_000,
     }
 }
-"""What was planned before studies were fitted into a day on two cores."""
+"""Amounts that were planned before the studies were reduced to a day on two cores."""
 
 
 def amounts(scale: Scale) -> dict[str, int | str | None]:
-    """How much a scale trains and measures, in words; None is all there is, or as the papers' recipes say."""
+    """Return how much a scale trains and measures; None stands for all, or the papers' recipes."""
     changes = scale.changes
     return {
         "training images": changes.get("data.images"),
@@ -174,13 +222,35 @@ def amounts(scale: Scale) -> dict[str, int | str | None]:
         "steps of attacks on adaptive classifiers": scale.long_steps,
         "images under each corruption": scale.corrupted,
         "severities": " ".join(map(str, scale.severities)),
-        "images of a batch that adapts": scale.batch,
-        "images with certificates": scale.certified,
-        "draws of noise for a certificate": scale.draws,
+        "images per batch of adaptive BN": scale.batch,
+        "certified images": scale.certified,
+        "noise samples per certificate": scale.draws,
         "images of a constructed set": scale.made,
         "steps of D_R and D_NR": scale.match_steps,
-        "their length (l2)": f"{scale.match_step:g}",
+        "length of their steps (l2)": f"{scale.match_step:g}",
         "steps of D_rand and D_conflict": scale.label_steps,
-        "images that LIGS is averaged over": scale.watched,
+        "images for LIGS": scale.watched,
         "seeds (headline claims)": f"{scale.seeds} ({scale.headline})",
     }
+
+
+@dataclass(frozen=True)
+class Row:
+    """Claims that share networks, and their planned cost."""
+
+    ids: tuple[str, ...]
+    """The claims."""
+    hours: float
+    """Hours on two cores."""
+
+
+WAVE1 = (
+    Row(("ADA-1", "ADA-6", "ADA-7", "ADA-8", "ADA-9", "ADA-10", "LIG-13"), 4),
+    Row(("ADA-2", "ADA-3", "ADA-4", "ADA-5"), 2),
+    Row(("APA-1", "APA-7"), 10),
+    Row(("MIX-4", "MIX-9", "MIX-6", "MIX-8", "MIX-10"), 5),
+    Row(("ADV-1", "ADV-4", "ADV-5"), 2),
+    Row(("LIG-1", "LIG-6", "LIG-8"), 4),
+    Row(("LIG-2", "LIG-14", "MIX-1", "MIX-15", "APA-2", "APA-5", "APA-6"), 6),
+)
+"""The desk's first wave, headlines first."""

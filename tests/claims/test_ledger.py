@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trimtab import studies
+from trimtab import claims
 from trimtab.attacks import PGD, Linf
+from trimtab.claims import ledger, page
+from trimtab.claims.claim import Claim
+from trimtab.claims.engines import Done, Unit
+from trimtab.claims.nets import Net
+from trimtab.claims.power import PerImage
+from trimtab.claims.verdicts import Above, Needs
 from trimtab.cli import main
 from trimtab.evaluate import Attacked
-from trimtab.studies import ledger, page
-from trimtab.studies.claim import Claim
-from trimtab.studies.engines import Done, Unit
-from trimtab.studies.nets import Net
-from trimtab.studies.verdicts import Above, Needs
 from trimtab.train import Diverged
 from trimtab.types import BadInput
+
+LAPTOP = Path(__file__).parents[2] / "docs" / "results" / "laptop"
 
 
 def invented(measure, **more):
@@ -28,7 +32,7 @@ def invented(measure, **more):
 
 
 def run(claim, tmp_path, monkeypatch, seeds=3, **how):
-    monkeypatch.setattr("trimtab.studies.engines.everything", lambda: {claim.id: claim})
+    monkeypatch.setattr("trimtab.claims.engines.everything", lambda: {claim.id: claim})
     return ledger.run([claim], "smoke", tmp_path / "out", tmp_path / "work", seeds=seeds, **how)[0]
 
 
@@ -81,11 +85,11 @@ def test_over_images_each_ones_values_are_averaged_over_the_networks():
     assert (judged.units, judged.mean) == (3, 0.5)
 
 
-def test_where_a_need_is_not_met_the_claim_is_inconclusive_and_says_why(tmp_path, monkeypatch):
+def test_where_a_need_is_not_met_the_setting_is_too_weak_and_says_why(tmp_path, monkeypatch):
     result = run(invented(rows, needs=[Needs("b", 0.25)]), tmp_path, monkeypatch)
     assert {one.verdict for one in result.judgements} == {"reproduced"}
-    assert result.verdict == "inconclusive"
-    assert result.note == "the setting is too weak to tell: b is 0.100, needed is 0.25"
+    assert result.verdict == "setting too weak"
+    assert result.note == "b is 0.100 (unit 0), 0.100 (unit 1), 0.100 (unit 2), needed is 0.25"
     assert run(invented(rows, needs=[Needs("b", 0.1)]), tmp_path, monkeypatch).verdict == "reproduced"
     held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
     assert held["needs"] == ["b at least 0.1"]
@@ -102,7 +106,7 @@ def test_damaged_results_are_told_in_one_sentence(tmp_path):
     (tmp_path / "smoke").mkdir()
     (tmp_path / "smoke" / "MIX-4.json").write_text("{")
     with pytest.raises(BadInput, match="move it away"):
-        ledger.read(studies.everything()["MIX-4"], "smoke", tmp_path)
+        ledger.read(claims.everything()["MIX-4"], "smoke", tmp_path)
 
 
 def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
@@ -121,18 +125,18 @@ def test_the_page_says_how_much_was_measured_and_where_that_is_less_than_planned
     assert "| training images | 5,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
     less = next(line for line in text.splitlines() if line.startswith("Less than was planned"))
     assert "MIX training images: 5,000 instead of 10,000" in less
-    assert "ADA draws of noise for a certificate: 2,000 instead of 10,000" in less
-    assert "images with certificates" not in less  # as many as planned
+    assert "ADA noise samples per certificate: 2,000 instead of 10,000" in less
+    assert "certified images" not in less  # as many as planned
     page.publish("smoke", tmp_path)
     assert "Less than was planned" not in (tmp_path / "smoke" / "ledger.md").read_text()
 
 
 def test_a_budget_counts_a_shared_network_once():
-    claims = studies.chosen(["MIX-4"])
-    once, twice = page.plan(claims, "laptop"), page.plan([*claims, *claims], "laptop")
+    selected = claims.chosen(["MIX-4"])
+    once, twice = page.plan(selected, "laptop"), page.plan([*selected, *selected], "laptop")
     assert twice[0] == once[0]
     assert (twice[1]["networks"], twice[1]["training"]) == (0, 0)
-    assert once[0]["networks"] == 5 * len(claims[0].networks)
+    assert once[0]["networks"] == 5 * len(selected[0].networks)
 
 
 @pytest.mark.parametrize(
@@ -157,30 +161,30 @@ def test_the_list_shows_claims_with_cost_and_status(capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert len(listed) == len(studies.everything())
+    assert len(listed) == len(claims.everything())
     assert all(one["minutes"] > 0 and one["verdict"] == "not run yet" for one in listed)
 
 
 def test_words_choose_claims():
-    known = studies.everything()
-    assert [one.id for one in studies.chosen(["all"])] == list(known)
-    assert {one.id for one in studies.chosen(["headline"])} == {
+    known = claims.everything()
+    assert [one.id for one in claims.chosen(["all"])] == list(known)
+    assert {one.id for one in claims.chosen(["headline"])} == {
         one.id for one in known.values() if one.headline
     }
-    assert all(one.paper == "mix" for one in studies.chosen(["mix"]))
+    assert all(one.paper == "mix" for one in claims.chosen(["mix"]))
     assert replace(known["MIX-4"]).paper == "mix"
 
 
-def ledger_of(claims, monkeypatch, tmp_path):
+def ledger_of(known, monkeypatch, tmp_path):
     for place in ("engines", "page", "claim"):
-        monkeypatch.setattr(f"trimtab.studies.{place}.everything", lambda: claims)
+        monkeypatch.setattr(f"trimtab.claims.{place}.everything", lambda: known)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("problem", "told"),
     [
-        (Diverged("training broke in step 3"), "training broke in step 3"),
+        (Diverged("training diverged in step 3"), "training diverged in step 3"),
         (ZeroDivisionError("by nothing"), "ZeroDivisionError in test_ledger.py, line"),
     ],
 )
@@ -192,8 +196,8 @@ def test_a_seed_that_breaks_is_kept_with_the_reason_and_the_others_go_on(
             raise problem
         return rows(bench)
 
-    claims = {"MIX-1": replace(invented(broken), id="MIX-1"), "MIX-4": invented(rows)}
-    ledger_of(claims, monkeypatch, tmp_path)
+    known = {"MIX-1": replace(invented(broken), id="MIX-1"), "MIX-4": invented(rows)}
+    ledger_of(known, monkeypatch, tmp_path)
     assert main(["reproduce", "all", "--scale", "smoke", "--seeds", "3"]) == 1
     assert told in capsys.readouterr().err
     place = tmp_path / "results" / "smoke"
@@ -205,7 +209,7 @@ def test_a_seed_that_breaks_is_kept_with_the_reason_and_the_others_go_on(
     assert kept["command"] == "trimtab reproduce MIX-1 --scale smoke --seeds 3"
     assert "Seed 1 failed" in (place / "ledger.md").read_text()
     # Tried again, and mended, it is judged.
-    claims["MIX-1"] = replace(invented(rows), id="MIX-1")
+    known["MIX-1"] = replace(invented(rows), id="MIX-1")
     assert main(["reproduce", "MIX-1", "--scale", "smoke", "--seeds", "3"]) == 0
     kept = json.loads((place / "MIX-1.json").read_text())
     assert (kept["failed"], kept["verdict"]) == ({}, "reproduced")
@@ -216,17 +220,17 @@ def test_a_network_that_breaks_is_tried_once_and_ends_only_what_rests_on_it(tmp_
 
     def trained(bench, net, place):
         tried.append(net)
-        raise Diverged("training broke in step 3")
+        raise Diverged("training diverged in step 3")
 
-    monkeypatch.setattr("trimtab.studies.bench.Bench._train", trained)
+    monkeypatch.setattr("trimtab.claims.bench.Bench._train", trained)
     net = Net("mix-adversarial-paper")
-    claims = {
+    known = {
         "MIX-1": replace(invented(rows), id="MIX-1", networks=[net]),
         "MIX-2": replace(invented(rows), id="MIX-2", networks=[Net("mix-bn-finetune-paper", start=net)]),
         "MIX-4": invented(rows),
     }
-    ledger_of(claims, monkeypatch, tmp_path)
-    results = ledger.run(list(claims.values()), "smoke", tmp_path, tmp_path / "work", seeds=1)
+    ledger_of(known, monkeypatch, tmp_path)
+    results = ledger.run(list(known.values()), "smoke", tmp_path, tmp_path / "work", seeds=1)
     assert [bool(one.failed) for one in results] == [True, True, False]
     assert len(tried) == 1
 
@@ -258,8 +262,10 @@ def test_runs_side_by_side_add_up_in_one_file(tmp_path, monkeypatch):
 
 def test_a_file_that_would_not_change_is_not_written(tmp_path, monkeypatch):
     run(invented(rows), tmp_path, monkeypatch)
-    monkeypatch.setattr("trimtab.studies.ledger.write_text", None)
+    (file,) = tmp_path.rglob("MIX-4.json")
+    before = (file.stat().st_ino, file.stat().st_mtime_ns)  # written anew, it would be another file
     run(invented(rows), tmp_path, monkeypatch)
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == before
 
 
 def test_rows_that_a_new_test_does_not_find_must_be_run_again(tmp_path, monkeypatch):
@@ -297,3 +303,65 @@ def test_runs_side_by_side_lose_none_of_each_others_times(tmp_path):
     with ThreadPoolExecutor(8) as several:
         list(several.map(note, range(40)))
     assert sum(len(seeds) for seeds in ledger.times(tmp_path, "smoke").values()) == 40
+
+
+def test_a_frozen_edition_is_neither_written_nor_judged_again(tmp_path, monkeypatch, capsys):
+    run(invented(rows), tmp_path, monkeypatch)
+    place = tmp_path / "out" / "smoke"
+    held = json.loads((place / "MIX-4.json").read_text())
+    (place / "MIX-4.json").write_text(json.dumps({**held, "verdict": "as it was printed", "settings": "old"}))
+    (place / ledger.FROZEN).write_text("the first edition")
+    before = {path: path.read_bytes() for path in place.iterdir()}
+    with pytest.raises(BadInput, match="frozen edition"):
+        run(invented(rows), tmp_path, monkeypatch, seeds=4)
+    for refused in (
+        lambda: page.publish("smoke", tmp_path / "out"),
+        lambda: ledger.note_time(tmp_path / "out", Done(Unit("MIX-4", "smoke", 1, ""), {"a": 1.0}, 1.0)),
+        lambda: ledger.write(
+            ledger.Result(invented(rows), "smoke", {5: {"a": 1.0, "b": 0.0}}), tmp_path / "out"
+        ),
+    ):
+        with pytest.raises(BadInput, match="frozen edition"):
+            refused()
+    ledger_of({"MIX-4": invented(rows)}, monkeypatch, tmp_path)
+    assert main(["reproduce", "--list", "--scale", "smoke", "--out", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "as it was printed"
+    assert {path: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_the_first_edition_is_frozen():
+    assert "First edition" in (LAPTOP / ledger.FROZEN).read_text()
+    assert "First edition, frozen" in (LAPTOP / "ledger.md").read_text()
+
+
+def outcomes(bench):
+    """Per image: right by chance, and wrong."""
+    drawn = torch.rand(60, generator=torch.Generator().manual_seed(bench.seed))
+    return {"a": PerImage(drawn < 0.9), "b": PerImage(drawn < 0.2), "context": 0.5}
+
+
+def test_per_image_outcomes_are_kept_and_every_verdict_follows_from_the_file(tmp_path, monkeypatch):
+    claim = invented(outcomes)
+    result = run(claim, tmp_path, monkeypatch)
+    assert result.judgements[0].over == "seeds and images"
+    held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
+    assert set(held["outcomes"]["0"]) == {"a", "b"}
+    assert held["parts"] == "1 of 1 parts"
+    again = ledger.read(claim, "smoke", tmp_path / "out")
+    assert again.judgements == result.judgements
+    assert held["tests"][0]["interval"] == list(result.judgements[0].interval)
+    assert again.cpu == held["cpu"] == ledger.cpu_name()
+
+
+def test_what_changed_after_numbers_were_seen_is_said(tmp_path, monkeypatch):
+    claim = invented(rows, changed="the margin was wrong")
+    run(claim, tmp_path, monkeypatch)
+    ledger_of({"MIX-4": claim}, monkeypatch, tmp_path)
+    page.publish("smoke", tmp_path / "out")
+    place = tmp_path / "out" / "smoke"
+    assert "Changed after numbers were seen: the margin was wrong." in (place / "ledger.md").read_text()
+    (listed,) = json.loads((place / "ledger.json").read_text())
+    assert listed["changed after numbers were seen"] == "the margin was wrong"
+    assert set(listed["tests"][0]) >= {"effect", "interval", "detectable effect", "the paper's effect"}
+    assert listed["cpu"] == ledger.cpu_name()
+    assert listed["minutes"] >= 0

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from trimtab import studies
-from trimtab.studies import ledger, mix
-from trimtab.studies.scales import scale_of
+from trimtab import claims
+from trimtab.claims import ledger, mix
+from trimtab.claims.scales import scale_of
 from trimtab.types import BadInput
 
 HERE = importlib.util.find_spec("ray") is not None
@@ -18,10 +18,12 @@ HERE = importlib.util.find_spec("ray") is not None
 @pytest.mark.skipif(not HERE, reason="Ray is not installed")
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_ray_gives_the_bytes_that_a_local_run_gives(tmp_path):
-    claims = studies.chosen(["MIX-8", "MIX-10"])  # they share a network, and one starts from another
+    selected = claims.chosen(["MIX-8", "MIX-10"])  # they share a network, and one starts from another
     for engine in ("local", "ray"):
-        ledger.run(claims, "smoke", tmp_path / engine, tmp_path / f"{engine}-work", engine=engine, threads=1)
-    for claim in claims:
+        ledger.run(
+            selected, "smoke", tmp_path / engine, tmp_path / f"{engine}-work", engine=engine, threads=1
+        )
+    for claim in selected:
         first, second = (tmp_path / engine / "smoke" / f"{claim.id}.json" for engine in ("local", "ray"))
         assert first.read_bytes() == second.read_bytes()
     trained = [len(ledger.times(tmp_path / engine, "smoke")["networks"]) for engine in ("local", "ray")]
@@ -34,8 +36,8 @@ def test_on_ray_what_breaks_ends_only_what_rests_on_it(tmp_path):
     # A folder lies where the lock of one network should be: MIX-15 rests on it, MIX-6 does not.
     key = mix.ADV_8.key(scale_of("smoke", "mix"), 0)
     (tmp_path / "work" / "networks" / f"{key}.lock").mkdir(parents=True)
-    claims = studies.chosen(["MIX-15", "MIX-6"])
-    results = ledger.run(claims, "smoke", tmp_path, tmp_path / "work", seeds=1, engine="ray", threads=1)
+    selected = claims.chosen(["MIX-15", "MIX-6"])
+    results = ledger.run(selected, "smoke", tmp_path, tmp_path / "work", seeds=1, engine="ray", threads=1)
     assert [(one.seeds, list(one.failed)) for one in results] == [([], [0]), ([0], [])]
     held = json.loads((tmp_path / "smoke" / "MIX-15.json").read_text())
     assert held["verdict"] == "inconclusive"
@@ -45,4 +47,4 @@ def test_on_ray_what_breaks_ends_only_what_rests_on_it(tmp_path):
 @pytest.mark.skipif(HERE, reason="Ray is installed")
 def test_without_ray_one_sentence_says_how_to_get_it(tmp_path):
     with pytest.raises(BadInput, match=r"pip install 'trimtab\[ray\]'"):
-        ledger.run(studies.chosen(["MIX-8"]), "smoke", tmp_path, tmp_path, engine="ray")
+        ledger.run(claims.chosen(["MIX-8"]), "smoke", tmp_path, tmp_path, engine="ray")

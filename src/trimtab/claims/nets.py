@@ -1,9 +1,8 @@
-"""Networks and sets that studies ask for, named once and made once.
+"""Networks and sets of the claims, defined once and made once.
 
-A `Net` is one of the shipped recipes of the papers with some of its keys changed; a scale then puts its own
-data, network and length in their place. It may start from another `Net` and be trained on a `Made` set, one
-that was constructed with a third. Its key is a hash of all that: claims that ask for the same network share
-it.
+A `Net` is one of the shipped recipes of the papers with some of its keys changed; a scale replaces its data,
+network and length. It may start from another `Net` and be trained on a `Made` set, one that was constructed
+with a third. Its key is a hash of all that: claims that use the same network share it.
 """
 
 from __future__ import annotations
@@ -13,57 +12,61 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trimtab.keys import digest
-from trimtab.studies.scales import Scale
+from trimtab.claims.scales import Scale
+from trimtab.runtime.fingerprint import digest
 from trimtab.train import Recipe, read_recipe
 from trimtab.train.reader import overridden, plain
 from trimtab.train.recipe import KINDS
 
 if TYPE_CHECKING:
-    from trimtab.studies.bench import Bench
+    from trimtab.claims.bench import Bench
 
 Changes = Mapping[str, Any]
-"""Values by dotted key; a function gives its value at the scale, and None leaves the key alone."""
+"""Values by dotted key; a function returns its value at a scale, and None leaves the key unchanged."""
 Watch = Callable[["Bench"], Callable[[Any], Any]]
-"""Makes a training callback, whose numbers `Bench.history` gives back."""
+"""Returns a training callback, whose numbers `Bench.history` returns."""
 
 
 def small(value: Any) -> Callable[[Scale], Any]:
-    """A change at the small scales; the paper's recipe keeps its own."""
+    """Return a change that applies at the small scales only."""
     return lambda scale: None if scale.name == "paper" else value
 
 
 RATE = 1900.0
-"""Images a second of standard training, ResNet-8 of width 16, two cores of a laptop."""
+"""Images per second of standard training, ResNet-8 of width 16, two cores of a laptop."""
 ATTACK_PASS = 0.45
-"""What a step of an attack costs beside a step of standard training: weights need no gradient."""
+"""Cost of an attack step relative to a standard training step: weights need no gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class Net:
+    """A network that claims train or load."""
+
     recipe: str
     """Name of the shipped recipe."""
     changes: Changes = field(default_factory=dict)
+    """Changed keys of the recipe."""
     start: Net | None = None
-    """The trained network that it starts from: a fine-tuning, with the scale's settings for one."""
+    """The trained network that it starts from: it is fine-tuned with the scale's settings."""
     data: Made | None = None
     """The constructed set that it is trained on."""
     given: str | None = None
-    """At paper scale it is not trained: it is this published network."""
+    """The published network that it is at paper scale, instead of being trained."""
     watch: Watch | None = None
-    """What to note after every epoch."""
+    """What is measured after every epoch."""
     draw: int = 0
-    """Other weights to start from, and other batches, than networks of the same seed have."""
+    """Selects other initial weights and batches than those of networks with the same seed."""
 
     def at(self, scale: Scale, seed: int) -> Recipe:
-        """The recipe in force."""
+        """Return its recipe at a scale."""
         return replace(_recipe(self, scale), seed=seed + 1000 * self.draw)
 
     def key(self, scale: Scale, seed: int) -> str:
-        """What it is made of, as a hash."""
+        """Return a hash of all that it depends on."""
         return _key(self, scale, seed)
 
     def about(self, scale: Scale, seed: int) -> dict[str, Any]:
+        """Return all that it depends on, as plain values."""
         if self.given and scale.name == "paper":
             return {"given": self.given}
         return {
@@ -74,7 +77,7 @@ class Net:
         }
 
     def needs(self) -> Iterator[Net]:
-        """The networks that must be there first."""
+        """Yield the networks that must be trained before it, in order."""
         for before in (self.start, self.data.source if self.data else None):
             if before is not None:
                 yield from before.needs()
@@ -84,7 +87,7 @@ class Net:
             yield self.data.of.source
 
     def seconds(self, scale: Scale) -> float:
-        """A guess of its training time at laptop scale, without what it starts from."""
+        """Return an estimate of its training time at laptop scale, without the networks that it needs."""
         recipe = self.at(scale, 0)
         passes = recipe.objective.passes(recipe.batch_size)
         steps = getattr(getattr(recipe.objective, "attack", None), "steps", 0)
@@ -95,26 +98,29 @@ class Net:
 
 @dataclass(frozen=True, eq=False)
 class Made:
+    """A constructed set that networks are trained on."""
+
     kind: str
     """D_R, D_NR, D_rand, D_det or D_conflict."""
     source: Net
-    """The network it is made with."""
+    """The network that it is constructed with."""
     of: Made | None = None
-    """Made from the images of this set, else from training images."""
+    """The set that it is constructed from; training images if None."""
 
     def about(self, scale: Scale, seed: int) -> dict[str, Any]:
+        """Return all that it depends on, as plain values."""
         of = self.of.about(scale, seed) if self.of else [scale.data, scale.made]
         steps = [scale.match_steps, scale.match_step, scale.label_steps]
         return {"kind": self.kind, "source": self.source.about(scale, seed), "of": of, "steps": steps}
 
 
 def closure(nets: Mapping[str, Net] | list[Net], scale: Scale, seed: int) -> dict[str, Net]:
-    """Networks with all that they need, each once, in an order in which they can be trained."""
-    found: dict[str, Net] = {}
+    """Return networks with all that they need, each once, in an order in which they can be trained."""
+    by_key: dict[str, Net] = {}
     for net in nets.values() if isinstance(nets, Mapping) else nets:
-        for one in (*net.needs(), net):
-            found.setdefault(one.key(scale, seed), one)
-    return found
+        for needed in (*net.needs(), net):
+            by_key.setdefault(needed.key(scale, seed), needed)
+    return by_key
 
 
 @cache
@@ -123,9 +129,11 @@ def _recipe(net: Net, scale: Scale) -> Recipe:
     if net.start is not None and scale.name != "paper":
         shrunk |= {**scale.tuning, "epochs": scale.tuning_epochs}
     given = plain(read_recipe(net.recipe), KINDS)
+    if "data.validation" in shrunk and not shrunk["data.validation"]:
+        given.pop("validation", None)  # without held-out images the last epoch is used
     small = overridden(given, {key: value for key, value in shrunk.items() if _has(given, key)})
-    own = {key: value(scale) if callable(value) else value for key, value in net.changes.items()}
-    kept = {key: value for key, value in own.items() if value is not None}
+    changes = {key: value(scale) if callable(value) else value for key, value in net.changes.items()}
+    kept = {key: value for key, value in changes.items() if value is not None}
     return replace(read_recipe(small, kept), about="")
 
 
@@ -135,7 +143,7 @@ def _key(net: Net, scale: Scale, seed: int) -> str:
 
 
 def _has(given: Mapping[str, Any], key: str) -> bool:
-    """Whether a recipe has the place that a change is for (an attack, say)."""
+    """Return whether a recipe has the section that a change is for (such as an attack)."""
     head, _, rest = key.partition(".")
     if not rest:
         return True
@@ -146,7 +154,7 @@ def _has(given: Mapping[str, Any], key: str) -> bool:
 
 
 def _size(model: str) -> float:
-    """How many times the work of ResNet-8 of width 16, roughly: deeper in proportion, wider in its square."""
+    """Estimate the cost relative to ResNet-8 of width 16: linear in the depth, quadratic in the width."""
     from trimtab.models import parse
 
     source = parse(model)

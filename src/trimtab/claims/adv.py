@@ -1,12 +1,11 @@
-"""AdvBN: fine-tuning against adversarial feature statistics (Shu et al.; ImageNet, ResNet-50 cut behind
-conv2_3).
+"""AdvBN: fine-tuning against adversarial feature statistics (Shu et al.; ImageNet, ResNet-50 cut at conv2_3).
 
 AdvBN is compared with the network that it started from and, where corruptions are the question, with the
-same fine-tuning without a perturbation; in ADV-1 and ADV-5 random statistics stand beside it. A corruption
-error is a share of wrong images. Off ImageNet mCE is relative to the standard network of the same seed. AdvBN
-images are made with a network that is not judged on them (VGG-19; small: VGG-11): all meet them by transfer,
-as in the paper. ImageNet-Instagram, -Sketch and -Style, and AutoAugment, are not offered: rows that need them
-are missing.
+same fine-tuning without a perturbation; in ADV-1 and ADV-5 also with random statistics. A corruption error is
+a fraction of misclassified images. Below the paper's scale mCE is relative to the standard network of the
+same seed. AdvBN images are made with a network that is not evaluated on them (VGG-19; small: VGG-11), so all
+are transferred, as in the paper. ImageNet-Instagram, -Sketch and -Style, and AutoAugment, are not available:
+rows that need them are missing.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from statistics import fmean
 from typing import Any
 
 from trimtab import construct, data, train
-from trimtab.construct.build import held, keep
+from trimtab.claims import corruption
+from trimtab.claims.bench import Bench, locked, operations
+from trimtab.claims.claim import claim
+from trimtab.claims.nets import Net, small
+from trimtab.claims.verdicts import Above, Close, Needs
+from trimtab.construct.build import load_tensors, save_tensors
 from trimtab.data import Images
-from trimtab.evaluate import Branch, Corrupted, NormState
-from trimtab.keys import digest
-from trimtab.studies import corruption
-from trimtab.studies.bench import Bench, only_one, operations
-from trimtab.studies.claim import claim
-from trimtab.studies.nets import Net, small
-from trimtab.studies.verdicts import Above, Close, Needs
+from trimtab.evaluate import BNMode, BranchMode, Corrupted
+from trimtab.runtime.fingerprint import digest
 
 STANDARD = Net("lig-resnet50-paper", given="torchvision:resnet50+IMAGENET1K_V1")
 ADVBN = Net("advbn-resnet50-paper", start=STANDARD)
 EQUAL = Net("advbn-resnet50-paper", {"objective.steps": 0}, start=STANDARD)
 RANDOM = Net("advbn-resnet50-paper", {"objective.attack": "random"}, start=STANDARD)
-MAIN, AUX = Branch("main"), Branch("aux")
+MAIN, AUX = BranchMode("main"), BranchMode("aux")
 SUBJECTS = {
     "standard": (STANDARD, None), "AdvBN": (ADVBN, MAIN), "tuned alike, no perturbation": (EQUAL, MAIN),
     "random statistics": (RANDOM, MAIN),
@@ -49,28 +48,29 @@ SUBJECTS = {
     tests=[
         Above("standard, mCE", "AdvBN, mCE"),
         Above("tuned alike, no perturbation, mCE", "AdvBN, mCE"),
-        Above("share of corruptions with a lower error", 0.8, effect=0.0),
+        Above("fraction of corruptions with a lower error", 0.8, effect=0.0),
         Above("standard, clean error", "AdvBN, clean error", by=-0.01, effect=0.0),
     ],
     networks=[STANDARD, ADVBN, EQUAL, RANDOM], headline=True, minutes=4,
 )  # fmt: skip
 def corruption_errors(bench: Bench) -> dict[str, float]:
-    found = {
+    """Measure corruption errors and clean errors of AdvBN and its controls."""
+    by_network = {
         name: corruption.errors(bench, bench.network(net), state) for name, (net, state) in SUBJECTS.items()
     }
     rows: dict[str, float] = {}
-    for name, errors in found.items():
-        rows[f"{name}, mCE"] = corruption.mce(bench, errors, found["standard"])
+    for name, errors in by_network.items():
+        rows[f"{name}, mCE"] = corruption.mce(bench, errors, by_network["standard"])
         rows[f"{name}, mean corruption error"] = corruption.mean_error(errors)
         net, state = SUBJECTS[name]
         rows[f"{name}, clean error"] = 1 - bench.accuracy(bench.network(net), state=state)
-    names = [name for name in found["standard"] if name != "clean"]
-    rows["share of corruptions with a lower error"] = fmean(
-        found["AdvBN"][name] < found["standard"][name] for name in names
+    names = [name for name in by_network["standard"] if name != "clean"]
+    rows["fraction of corruptions with a lower error"] = fmean(
+        by_network["AdvBN"][name] < by_network["standard"][name] for name in names
     )
     for name in names:
         for who in ("standard", "AdvBN"):
-            rows[f"{who}, {name.replace('_', ' ')}"] = found[who][name]
+            rows[f"{who}, {name.replace('_', ' ')}"] = by_network[who][name]
     return rows
 
 
@@ -99,6 +99,7 @@ AUGMIX_EQUAL = Net("advbn-resnet50-paper", {**MIXED, "objective.steps": 0}, star
     networks=[AUGMIX, AUGMIX_ADVBN, AUGMIX_EQUAL], minutes=3,
 )  # fmt: skip
 def on_augmix(bench: Bench) -> dict[str, float]:
+    """Measure corruption errors of AdvBN fine-tuning of a network trained with AugMix."""
     subjects = {
         "AugMix": (AUGMIX, None), "AugMix + AdvBN": (AUGMIX_ADVBN, MAIN),
         "AugMix, tuned alike": (AUGMIX_EQUAL, MAIN),
@@ -110,13 +111,13 @@ def on_augmix(bench: Bench) -> dict[str, float]:
         rows |= {
             f"{name}, {group}": corruption.mean_error(errors, members) for group, members in groups.items()
         }
-        rows |= {f"{name}, {one.replace('_', ' ')}": value for one, value in errors.items()}
+        rows |= {f"{name}, {kind.replace('_', ' ')}": value for kind, value in errors.items()}
     return rows
 
 
 def architecture(recipe: str, published: str, ours: str, **changes: Any) -> tuple[Net, Net, Net]:
-    """A published network, or one of ours in its place; fine-tuned with AdvBN, and alike without."""
-    model = {"model": lambda s: {"smoke": ours.replace("width=16", "width=4"), "laptop": ours}.get(s.name)}
+    """Return a published network or its replacement, fine-tuned with AdvBN, and in the same way without."""
+    model = {"model": lambda s: {"smoke": ours.replace("width=16", "width=4"), "laptop": ours}.get(s.tables)}
     start = Net("lig-resnet50-paper", model, given=published)
     how = {**model, **{f"objective.{key}": small(value) for key, value in changes.items()}}
     return start, Net(recipe, how, start=start), Net(recipe, {**how, "objective.steps": 0}, start=start)
@@ -125,11 +126,11 @@ def architecture(recipe: str, published: str, ours: str, **changes: Any) -> tupl
 OTHERS = {
     "DenseNet-121 (small: VGG-11)": architecture(
         "advbn-densenet121-paper", "torchvision:densenet121+IMAGENET1K_V1", "net:vgg11,width=16",
-        cut="features.3", rectify=True,
+        cut="features.3", rectify=True, drop=[],
     ),
     "EfficientNet-B0 (small: WRN-10-1)": architecture(
         "advbn-efficientnet-paper", "torchvision:efficientnet_b0+IMAGENET1K_V1", "net:wrn10_1",
-        cut="layer2.0.act1",  # behind a ReLU: the batch norm that follows a block there undoes any shift
+        cut="layer2.0.act1",  # after a ReLU: the batch norm after a block there would undo any shift
     ),
 }  # fmt: skip
 
@@ -150,6 +151,7 @@ OTHERS = {
     needs=[Needs(f"{name}, standard, clean", 0.25) for name in OTHERS],
 )  # fmt: skip
 def other_architectures(bench: Bench) -> dict[str, float]:
+    """Measure corruption errors of AdvBN fine-tuning of other architectures."""
     rows: dict[str, float] = {}
     for name, (start, tuned, alike) in OTHERS.items():
         standard = corruption.errors(bench, bench.network(start))
@@ -167,52 +169,53 @@ def other_architectures(bench: Bench) -> dict[str, float]:
 
 PAINTER = Net(
     "lig-resnet50-paper",
-    {"model": lambda s: {"smoke": "net:vgg11,width=4", "laptop": "net:vgg11,width=16"}.get(s.name)},
+    {"model": lambda s: {"smoke": "net:vgg11,width=4", "laptop": "net:vgg11,width=16"}.get(s.tables)},
     given="torchvision:vgg19+IMAGENET1K_V1",
 )
-"""Encoder and victim of AdvBN images: none of the networks that are judged on them."""
+"""Encoder and attacked classifier of AdvBN images: none of the networks that are evaluated on them."""
 
 
 def painter_about(bench: Bench) -> dict[str, Any]:
-    """All that a painter depends on."""
+    """Return all that the autoencoder of AdvBN images depends on."""
     at = bench.scale
-    behind = "features.20" if at.name == "paper" else "features.3"
+    cut = "features.20" if at.name == "paper" else "features.3"
     return {
-        "encoder": PAINTER.about(at, bench.seed), "behind": behind,
+        "encoder": PAINTER.about(at, bench.seed), "behind": cut,
         "data": at.data, "images": at.made, "epochs": at.decoder_epochs, "seed": bench.seed,
     }  # fmt: skip
 
 
 def painter(bench: Bench) -> construct.Autoencoder:
-    """The first layers of a network that no one is judged by, and a decoder for them, trained once."""
+    """Return the autoencoder of AdvBN images, whose decoder is trained once and cached."""
     about = painter_about(bench)
     auto = construct.Autoencoder.of(bench.network(PAINTER), about["behind"], bench.seed)
     file = bench.folder / "painters" / f"{digest(about)[:16]}.safetensors"
-    with only_one(file.with_suffix(".lock")):
-        known = held(file)
-        if known is None:
+    with locked(file.with_suffix(".lock")):
+        cached = load_tensors(file)
+        if cached is None:
             images = bench.images("train", bench.scale.made)
             construct.train_decoder(auto, images, bench.scale.decoder_epochs, batch_size=32, seed=bench.seed)
-            keep(file, auto.decoder.state_dict())
+            save_tensors(file, auto.decoder.state_dict())
         else:
-            auto.decoder.load_state_dict(known)
+            auto.decoder.load_state_dict(cached)
     return auto.eval()
 
 
 def painted(bench: Bench, identical: bool) -> Images:
-    """Test images through encoder and decoder, statistics in between as they are or where they hurt."""
+    """Return decoded test images, with clean (`identical`) or with adversarial feature statistics."""
     method = construct.AdvBNImages(painter(bench), identical=identical)
     bench.uses(method)
     kind = "reconstructed" if identical else "advbn"
     about = {"painter": painter_about(bench), "images": bench.scale.attacked, "version": method.version}
     place = bench.folder / "sets" / f"{kind}-{digest(about)[:16]}.npz"
     images = bench.images("test", bench.scale.attacked)
-    with only_one(place.with_suffix(".lock")):
+    with locked(place.with_suffix(".lock")):
         construct.build(method, bench.network(PAINTER), images, place, seed=bench.seed)
     return data.load(f"npz:{place}", "test")
 
 
-def on_images(bench: Bench, net: Net, images: Images, state: NormState | None) -> float:
+def on_images(bench: Bench, net: Net, images: Images, state: BNMode | None) -> float:
+    """Return the accuracy of a network on an image set."""
     return bench.accuracy(bench.network(net), images=images, state=state)
 
 
@@ -230,12 +233,12 @@ def on_images(bench: Bench, net: Net, images: Images, state: NormState | None) -
     networks=[STANDARD, ADVBN, PAINTER], minutes=3,
 )  # fmt: skip
 def which_branch(bench: Bench) -> dict[str, float]:
-    """Near: clean images and corruptions of severity 1. Far: severity 5 and AdvBN images."""
+    """Measure both branches near (clean, severity 1) and far (severity 5, AdvBN images) from clean data."""
     model, moved = bench.network(ADVBN), painted(bench, identical=False)
     rows: dict[str, float] = {}
     for name, state in {"main": MAIN, "auxiliary": AUX}.items():
         mild, strong = (
-            fmean(bench.accuracy(model, Corrupted(one, s), state=state) for one in bench.scale.corruptions)
+            fmean(bench.accuracy(model, Corrupted(kind, s), state=state) for kind in bench.scale.corruptions)
             for s in (1, 5)
         )
         clean, images = bench.accuracy(model, state=state), on_images(bench, ADVBN, moved, state)
@@ -262,8 +265,11 @@ def which_branch(bench: Bench) -> dict[str, float]:
     networks=[STANDARD, ADVBN, EQUAL, RANDOM, PAINTER], minutes=2,
 )  # fmt: skip
 def perturbed_images(bench: Bench) -> dict[str, float]:
-    """Far more: by more than 0.1. Batches of 32 in order. Tuned networks are judged on their auxiliary
-    branch, as there; AdvBN's main one is beside it."""
+    """Measure accuracy on AdvBN images and on reconstructed images; "far more" is more than 0.1.
+
+    Batches are of 32 images in order. Fine-tuned networks use their auxiliary branch, as in the paper;
+    AdvBN's main branch is a further row.
+    """
     sets = {"reconstructed": painted(bench, True), "AdvBN images": painted(bench, False)}
     rows: dict[str, float] = {}
     branches = {name: (net, state and AUX) for name, (net, state) in SUBJECTS.items()}
@@ -281,19 +287,19 @@ STEPS = (3, 4, 5, 6, 7, 8)
     "The cost of training grows linearly in the PGD steps m, and falls as the AdvBN layer moves deeper",
     figures={"m = 3 ... 8": "30 36 43 48 53 59 h", "conv2_3, conv3_4, conv4_6": "48 31 15 h"},
     tests=[
-        Close("last step's share of the first step's cost", 1.0, margin=0.05),
+        Close("cost of the last step over that of the first", 1.0, margin=0.05),
         Above("m = 8", "m = 3", effect=0.1),
-        Above("behind stage 1", "behind stage 2", effect=0.1),
+        Above("after stage 1", "after stage 2", effect=0.1),
     ],
     networks=[STANDARD], minutes=0.1,
 )  # fmt: skip
 def cost(bench: Bench) -> dict[str, float]:
-    """Floating-point operations of a step over those of a standard step: times would not repeat."""
+    """Measure the operations of a step relative to a standard step; times would not be reproducible."""
     model, batch = bench.network(STANDARD), next(bench.batches(bench.images("train", 32), 32))
     stages = (1, 2, 3) if bench.scale.name == "paper" else (1, 2)
     tried = {f"m = {m}": train.AdvBN(steps=m) for m in STEPS}
-    tried |= {f"behind stage {n}": train.AdvBN(cut=f"layer{n}") for n in stages}
+    tried |= {f"after stage {n}": train.AdvBN(cut=f"layer{n}") for n in stages}
     plain = operations(train.Standard(), model, batch)
-    rows = {name: operations(one, model, batch) / plain for name, one in tried.items()}
+    rows = {name: operations(objective, model, batch) / plain for name, objective in tried.items()}
     first, last = rows["m = 4"] - rows["m = 3"], rows["m = 8"] - rows["m = 7"]
-    return rows | {"last step's share of the first step's cost": last / first}
+    return rows | {"cost of the last step over that of the first": last / first}

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from trimtab import construct, data
-from trimtab.studies import lig
-from trimtab.studies.bench import Bench, device
-from trimtab.studies.scales import SMOKE
+from trimtab.claims import lig
+from trimtab.claims.bench import Bench, device
+from trimtab.claims.scales import SMOKE
 from trimtab.train import Event
 
 FEW = replace(SMOKE, made=8)
@@ -57,7 +57,7 @@ def test_painting_and_transfer(trained, tmp_path):
     images = bench.images("train", 8)
     construct.train_decoder(auto, images, epochs=1, batch_size=4)
     construct.build(construct.AdvBNImages(auto, steps=1), model, images, tmp_path / "painted.npz")
-    found = construct.transfer({"a": model}, {"b": model}, images, construct.Relabelled(steps=1))
+    found = construct.transfer({"a": model}, {"b": model}, images, construct.Relabeled(steps=1))
     assert 0 <= found[0]["accuracy"] <= 1
 
 

@@ -1,7 +1,7 @@
-"""Which versions of attacks, conditions and constructions a study's numbers come from.
+"""The versions of attacks, conditions and constructions that measured a study's rows.
 
-Every such method carries an integer `version`, raised when a change moves its numbers. A bench notes what it
-was asked for; the ledger keeps it with the rows, and rows of a version that is no longer there are outdated.
+Every such method has an integer `version`, incremented when a change alters its results. A bench records the
+methods that it uses; the ledger stores them with the rows, and rows of an older version are outdated.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import Any
 
 from trimtab import attacks, construct, evaluate
+from trimtab.claims import conditions
 from trimtab.evaluate.certified import Certified
-from trimtab.keys import describe
-from trimtab.studies import conditions
+from trimtab.runtime.fingerprint import describe
 
 
 def used(method: Any) -> dict[str, int]:
-    """Versions by name, of a method and of those that it contains.
+    """Return versions by name, of a method and of those that it contains.
 
     >>> used(evaluate.Attacked(attacks.PGD(attacks.Linf("8/255"))))
     {'Attacked': 1, 'PGD': 1}
@@ -25,18 +25,20 @@ def used(method: Any) -> dict[str, int]:
     return dict(_walk(describe(method)))
 
 
-def changed(held: Mapping[str, int]) -> list[str]:
-    """The methods whose version is another one now, or that are gone."""
+def changed(recorded: Mapping[str, int]) -> list[str]:
+    """Return the methods whose version is different now, or that no longer exist."""
     now = current()
-    return [name for name, version in held.items() if now.get(name) != version]
+    return [name for name, version in recorded.items() if now.get(name) != version]
 
 
 def current() -> dict[str, int]:
-    """The versions of all that studies may use."""
+    """Return the versions of all methods that studies may use."""
     places: tuple[ModuleType, ...] = (attacks, construct, evaluate, conditions)
     known = {name: value for place in places for name, value in vars(place).items()}
     known["Certified"] = Certified
-    versions = {name: getattr(one, "version", None) for name, one in known.items() if isinstance(one, type)}
+    versions = {
+        name: getattr(kind, "version", None) for name, kind in known.items() if isinstance(kind, type)
+    }
     return {name: version for name, version in versions.items() if isinstance(version, int)}
 
 

@@ -1,0 +1,219 @@
+"""The tools of a study: trained networks, images, constructed sets, and cached measurements.
+
+Everything is stored in one folder, so that nothing is computed twice and an interrupted run resumes:
+
+    networks/KEY/     runs of `train.fit`, by a hash of all that they depend on
+    sets/KEY.npz      constructed sets
+    store.sqlite      measurements, image by image (`evaluate.Store`)
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trimtab import construct, data, models, norm, train
+from trimtab.claims.methods import used
+from trimtab.claims.nets import Made, Net
+from trimtab.claims.power import PerImage
+from trimtab.claims.scales import Scale
+from trimtab.data import Batch, Images
+from trimtab.evaluate import BNMode, Clean, Condition, RunningMode, Store
+from trimtab.evaluate.cells import Cell, Subject
+from trimtab.evaluate.conditions import Columns, as_condition
+from trimtab.evaluate.engine import measure
+from trimtab.models.files import WEIGHTS
+from trimtab.runtime.fingerprint import digest
+from trimtab.train import Callback, Event
+from trimtab.types import BadInput
+
+Progress = Callable[[str, float], None]
+"""Called with what is being made, and the fraction of it that is done."""
+
+ONE = train.Engine(devices=1)
+"""A network is trained on one device; a grid takes many of them by the Ray engine."""
+
+
+def device() -> torch.device:
+    """Return the device on which networks are measured: a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(eq=False)
+class Bench:
+    """Networks, sets and measurements of a study at one scale and seed."""
+
+    scale: Scale
+    """The scale."""
+    seed: int
+    """The seed of networks and measurements."""
+    folder: Path
+    """Where everything is stored."""
+    allowed: Sequence[Net] | None = None
+    """The networks that the claim declared; None allows any."""
+    progress: Progress | None = None
+    """Called while networks are trained and sets are made."""
+    methods: dict[str, int] = field(default_factory=dict)
+    """The versions of the attacks, conditions and constructions that were used."""
+    _networks: dict[str, nn.Module] = field(default_factory=dict)
+    _sets: dict[tuple[str, str], Images] = field(default_factory=dict)
+
+    # ---- networks ----------------------------------------------------------------------------------
+
+    def network(self, net: Net) -> nn.Module:
+        """Return a trained network: loaded if it exists, else trained (or resumed). Do not modify it."""
+        key = net.key(self.scale, self.seed)
+        if self.allowed is not None and key not in {net.key(self.scale, self.seed) for net in self.allowed}:
+            raise AssertionError(f"the claim does not declare the network {net.recipe} {dict(net.changes)}")
+        if key not in self._networks:
+            self._networks[key] = self._loaded(net)
+        return self._networks[key]
+
+    def history(self, net: Net) -> list[dict[str, Any]]:
+        """Return what was logged after every epoch of a network's training."""
+        self.network(net)
+        return train.Run(self._path(net), net.at(self.scale, self.seed)).metrics()
+
+    def _path(self, net: Net) -> Path:
+        return self.folder / "networks" / net.key(self.scale, self.seed)
+
+    def _loaded(self, net: Net) -> nn.Module:
+        if net.given and self.scale.name == "paper":
+            return norm.steer(models.load(net.given)).eval().to(device())
+        path = self._path(net)
+        with locked(path.with_suffix(".lock")):
+            if not (path / WEIGHTS).exists():
+                self._train(net, path)
+        return norm.steer(models.load(f"file:{path}")).eval().to(device())
+
+    def _train(self, net: Net, path: Path) -> None:
+        recipe = net.at(self.scale, self.seed)
+        bench = Bench(self.scale, self.seed, self.folder, None, self.progress)
+        start = bench.network(net.start) if net.start else None
+        images = bench.made(net.data) if net.data else None
+        callbacks: list[Callback] = [self._report(f"training {net.recipe}")]
+        if net.watch is not None:
+            callbacks.append(net.watch(bench))
+        run = train.Run(path, recipe)
+        if run.last.exists():
+            train.resume(path, model=start, data=images, callbacks=callbacks, engine=ONE)
+        else:
+            train.fit(start, images, recipe, folder=path, callbacks=callbacks, engine=ONE)
+
+    def _report(self, what: str) -> Callable[[Event], None]:
+        def callback(event: Event) -> None:
+            if self.progress is not None and (event.kind == "epoch" or event.step % 20 == 0):
+                self.progress(what, event.step / max(event.steps, 1))
+
+        return callback
+
+    # ---- images ------------------------------------------------------------------------------------
+
+    def images(self, split: str = "test", n: int | None = None, of: Net | None = None) -> Images:
+        """Return the first n images of a split, all if None; of another network's set if `of` is given."""
+        name = of.at(self.scale, self.seed).data.name if of else self.scale.data
+        if (name, split) not in self._sets:
+            self._sets[name, split] = data.load(name, split)
+        whole = self._sets[name, split]
+        return whole if n is None or n >= len(whole) else whole.subset(slice(0, n))
+
+    def batches(self, images: Images, size: int) -> Iterator[Batch]:
+        """Return batches on the networks' device."""
+        at = device()
+        return (Batch(x.to(at), y.to(at), ids) for x, y, ids in images.batches(size))
+
+    def made(self, made: Made) -> Images:
+        """Return a constructed set; an interrupted construction resumes."""
+        path = self.folder / "sets" / f"{digest(made.about(self.scale, self.seed))[:16]}.npz"
+        options: dict[str, Any] = {"steps": self.scale.label_steps}
+        if made.kind in ("D_R", "D_NR"):
+            options = {"steps": self.scale.match_steps, "step": self.scale.match_step}
+        source = Bench(self.scale, self.seed, self.folder, None, self.progress).network(made.source)
+        images = self.made(made.of) if made.of else self.images("train", self.scale.made)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def report(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress(f"making {made.kind}", done / total)
+
+        with locked(path.with_suffix(".lock")):
+            method = construct.construction(made.kind, **options)
+            self.uses(method)
+            construct.build(method, source, images, path, seed=self.seed, progress=report)
+        return data.load(f"npz:{path}", "train")
+
+    def uses(self, *methods: Any) -> None:
+        """Record the versions of methods that a study calls directly."""
+        for method in methods:
+            self.methods |= used(method)
+
+    # ---- measurements ------------------------------------------------------------------------------
+
+    def columns(
+        self,
+        model: nn.Module,
+        condition: Condition | Any = None,
+        state: BNMode | None = None,
+        n: int | None = None,
+        images: Images | None = None,
+        batch: int | None = None,
+    ) -> Columns:
+        """Measure one value per test image; measurements are cached in the store.
+
+        Args:
+            model: The model.
+            condition: A condition or an attack; clean images if None.
+            state: The BN mode; running statistics if None.
+            n: Number of images, the first ones of the set; all if None.
+            images: The set; by default the scale's test images.
+            batch: Images per batch, where predictions depend on it; by default the scale's.
+        """
+        images = images if images is not None else self.images()
+        chunk = batch or (self.scale.batch if state is not None and state.couples else 256)
+        subject = Subject(model, images, Store(self.folder / "store.sqlite"), chunk=chunk)
+        count = min(n or len(images), len(images))
+        condition = as_condition(condition) if condition is not None else Clean()
+        self.uses(condition, state or RunningMode())
+        return measure(Cell(subject, condition, state or RunningMode(), self.seed, count))
+
+    def correct(self, model: nn.Module, condition: Condition | Any = None, **how: Any) -> torch.Tensor:
+        """Return which images are classified correctly, as 0 and 1 (float64); arguments as in `columns`."""
+        return self.columns(model, condition, **self._sized(condition, how))["correct"].double()
+
+    def accuracy(self, model: nn.Module, condition: Condition | Any = None, **how: Any) -> float:
+        """Return the accuracy on test images, with its per-image outcomes; arguments as in `columns`."""
+        return PerImage(self.correct(model, condition, **how))
+
+    def _sized(self, condition: Any, how: dict[str, Any]) -> dict[str, Any]:
+        kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"
+        sizes = {"attack": self.scale.attacked, "corruption": self.scale.corrupted}
+        return {"n": sizes.get(kind, self.scale.test), **how}
+
+
+def operations(objective: train.Objective, model: nn.Module, batch: Batch) -> int:
+    """Return the floating-point operations of a training step, which are reproducible, unlike seconds."""
+    with torch.random.fork_rng(), FlopCounterMode(display=False) as counter:
+        objective(objective.prepare(norm.clone(model)).train(), batch.x, batch.y)
+    return int(counter.get_total_flops())
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold a file lock: other processes wait until it is released."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as problem:
+            raise BadInput(
+                f"{lock} cannot be locked ({problem.strerror}); take a folder on another disk"
+            ) from None
+        yield

@@ -1,0 +1,77 @@
+"""Errors under common corruptions, for the claims of three papers.
+
+At the paper's scale corruption errors are relative to AlexNet's, as published for ImageNet-C: mCE is the mean
+over corruptions of E / E_Alex, relative mCE that of (E - E_clean) / (E_Alex - E_Alex,clean). Elsewhere they
+are relative to those of the standard network of the same seed, and relative mCE is a ratio of means: a mild
+corruption hardly changes the error of a small network and would dominate a mean of ratios. The clean error is
+that of the same images. Corruptions are computed on the fly, frost with generated ice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from torch import nn
+
+from trimtab.claims.bench import Bench
+from trimtab.claims.power import mean
+from trimtab.evaluate import BNMode, Corrupted
+from trimtab.measure.corruption_error import ALEXNET
+
+NOISE = ("gaussian_noise", "shot_noise", "impulse_noise")
+BLUR = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")
+WEATHER = ("snow", "frost", "fog", "brightness", "contrast")
+DIGITAL = ("elastic_transform", "pixelate", "jpeg_compression")
+CATEGORIES = {"noise": NOISE, "blur": BLUR, "weather": WEATHER, "digital": DIGITAL}
+
+Errors = dict[str, float]
+"""By corruption, averaged over severities; the clean error is under "clean"."""
+
+
+def errors(
+    bench: Bench,
+    model: nn.Module,
+    state: BNMode | None = None,
+    names: Sequence[str] | None = None,
+    severities: Sequence[int] | None = None,
+) -> Errors:
+    """Return a model's errors by corruption, and on the clean images.
+
+    Args:
+        bench: The bench.
+        model: The model.
+        state: The BN mode; running statistics if None.
+        names: The corruptions; by default those of the scale.
+        severities: By default those of the scale.
+    """
+    by_corruption = {"clean": 1 - bench.accuracy(model, state=state, n=bench.scale.corrupted)}
+    for name in names or bench.scale.corruptions:
+        conditions = [Corrupted(name, severity) for severity in severities or bench.scale.severities]
+        by_corruption[name] = 1 - mean([bench.accuracy(model, at, state=state) for at in conditions])
+    return by_corruption
+
+
+def mean_error(by_corruption: Errors, names: Sequence[str] | None = None) -> float:
+    """Return the mean error over corruptions; over all of them without `names`."""
+    names = names or [name for name in by_corruption if name != "clean"]
+    return mean([by_corruption[name] for name in names])
+
+
+def mce(bench: Bench, by_corruption: Errors, standard: Errors, relative: bool = False) -> float:
+    """Return the (relative) mean corruption error; `standard` is the baseline below the paper's scale."""
+    names = [name for name in by_corruption if name != "clean"]
+    paper = bench.scale.name == "paper"
+    base = {"clean": ALEXNET.clean, **ALEXNET.mean_errors} if paper else standard
+    less, base_less = (by_corruption["clean"], base["clean"]) if relative else (0.0, 0.0)
+    ours = [by_corruption[name] - less for name in names]
+    theirs = [base[name] - base_less for name in names]
+    if relative and not paper:
+        return _ratio(fmean(ours), fmean(theirs))
+    return fmean(_ratio(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    """Return a ratio of errors; NaN if the baseline has none."""
+    return ours / theirs if theirs > 0 else math.nan
