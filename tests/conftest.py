@@ -1,10 +1,72 @@
 """What all tests share. torchvision lacks its compiled operators here; it imports if they are declared."""
 
+import inspect
+import os
+from contextlib import suppress
+from typing import Any
+
+import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run side by side; threads that wait for each other would only slow them
+# Tests run side by side; threads that wait for each other would only slow them. `other_cpus` asks for two.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 _operators = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     if not hasattr(torch.ops.torchvision, _name):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _skip_bfloat16_where_it_kills(items: list[pytest.Item]) -> None:
+    """Skip what uses bfloat16 where it would end the process, as `trimtab doctor` reports."""
+    narrow = [item for item in items if isinstance(item, pytest.Function) and _mentions_bfloat16(item)]
+    if not narrow:
+        return
+    from trimtab.runtime.bfloat16 import probe
+
+    result = probe()
+    if not result.works:
+        for item in narrow:
+            item.add_marker(pytest.mark.skip(reason=str(result)))
+
+
+def _mentions_bfloat16(item: pytest.Function) -> bool:
+    """Whether a test, its parameters, or a helper of its file that it names, mention bfloat16."""
+    helpers = [vars(item.module).get(name) for name in item.function.__code__.co_names]
+    of_file = [h for h in helpers if getattr(h, "__module__", None) == item.module.__name__]
+    with suppress(OSError, TypeError):
+        texts = [item.name, *map(inspect.getsource, [item.function, *of_file])]
+        return any("bfloat16" in text or "bf16" in text for text in texts)
+    return False
+
+
+LEFT_OUT = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = [] if config.getoption("--slow") else [item for item in items if item.get_closest_marker("slow")]
+    items[:] = [item for item in items if item not in slow]
+    config.hook.pytest_deselected(items=slow)
+    config.stash[LEFT_OUT] = [item.nodeid for item in slow]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash[LEFT_OUT]
+    _skip_bfloat16_where_it_kills(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of xdist has ended: only it knows what it left out."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    names = config.stash.get(LEFT_OUT, [])
+    terminalreporter.write_line(
+        f"slow tests left out: {len(names)}; --slow runs them" if names else "no slow test left out"
+    )
+    for name in names:
+        terminalreporter.write_line(f"  {name}")

@@ -20,7 +20,7 @@ def cost(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "to_the_image"),
     [("Standard", 0), ("Adversarial, PGD-7", 7), ("Mixture, PGD-7", 7), ("APART, N = M", 0), ("SAM", 0),
-     ("LIGS regulariser", 0)],
+     ("LIGS regularizer", 0)],
 )  # fmt: skip
 def test_the_count_is_that_of_the_declared_passes(cost, name, to_the_image):
     objective, counted = cost.OBJECTIVES[name]

@@ -1,8 +1,8 @@
-"""Make the sheets of all corruptions at all severities: corruptions-224.png, -32.png and -28-grey.png.
+"""Make the sheets of all corruptions at all severities: corruptions-224.png, -32.png and -28-gray.png.
 
     python docs/pictures/corruptions.py
 
-The photograph is NASA's public-domain portrait of Eileen Collins, as it comes with scikit-image; the grey
+The photograph is NASA's public-domain portrait of Eileen Collins, as it comes with scikit-image; the gray
 image is from the embedded part of Fashion-MNIST. Frost is the grown ice. Tiles are enlarged or reduced for
 viewing.
 """
@@ -49,8 +49,8 @@ def sheet(image: torch.Tensor, cell: int) -> Image.Image:
 def main() -> None:
     sheet(portrait(224), 104).save(HERE / "corruptions-224.png", optimize=True)
     sheet(portrait(32), 96).save(HERE / "corruptions-32.png", optimize=True)
-    grey = sample("test").images[[7]].contiguous()
-    sheet(grey, 84).save(HERE / "corruptions-28-grey.png", optimize=True)
+    gray = sample("test").images[[7]].contiguous()
+    sheet(gray, 84).save(HERE / "corruptions-28-gray.png", optimize=True)
 
 
 if __name__ == "__main__":

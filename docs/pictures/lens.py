@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import trimtab
-from trimtab import adapt, construct, data, draws, measure, norm, train
+from trimtab import adapt, construct, data, measure, norm, rng, train
 from trimtab.data.corruptions import corrupt
 from trimtab.report import pictures, plots
 
@@ -49,7 +49,7 @@ def advbn_images(models: dict[str, torch.nn.Module], test: data.Images, others: 
 def gradients(standard: torch.nn.Module, robust: torch.nn.Module, test: data.Images) -> None:
     """Loss gradients of clean and noisy images, with the statistics of training and of the batch."""
     batch = test.take(torch.arange(128))
-    noise = draws.normal(batch.x, 0, batch.ids.tolist(), draws.purpose("picture"))
+    noise = rng.normal(batch.x, 0, batch.ids.tolist(), rng.purpose("picture"))
     noisy = (batch.x + 0.25 * noise).clamp(0, 1)
     rows, names = [batch.x[SHOWN], noisy[SHOWN]], ["image", "noisy, sigma 0.25"]
     for name, model in {"standard": standard, "robust": robust}.items():
@@ -122,7 +122,7 @@ def trainings() -> None:
     pgd = {"kind": "pgd", "steps": 3}
     kinds = {
         "standard": ({"kind": "standard"}, "net:resnet8,width=16", {}),
-        "no normalisation": ({"kind": "standard"}, "net:resnet8,width=16,norm=none", {"optimiser.lr": 0.02}),
+        "no normalization": ({"kind": "standard"}, "net:resnet8,width=16,norm=none", {"optimizer.lr": 0.02}),
         "PGD-3": ({"kind": "adversarial", "attack": pgd}, "net:resnet8,width=16", {}),
         "Mixture BN": ({"kind": "mixture", "attack": pgd}, "net:resnet8,width=16", {}),
     }
@@ -137,7 +137,7 @@ def trainings() -> None:
         name: dict(
             zip((0.0, *etas), measure.landscape(models[name], batch.x, batch.y, etas).losses, strict=True)
         )
-        for name in ("standard", "no normalisation")
+        for name in ("standard", "no normalization")
     }
     plots.save(plots.landscape_walk(walks), HERE / "landscape.png")
     layer, mixed = "net.layer1.0.bn1", models["Mixture BN"]

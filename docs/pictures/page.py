@@ -18,7 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import trimtab
 from trimtab import attacks, data, evaluate, report, train
-from trimtab.evaluate import Clean, Corrupted, Frozen, Noise, PerBatch, Running
+from trimtab.evaluate import Clean, Corrupted, FrozenMode, Noise, PerBatchMode, RunningMode
 from trimtab.evaluate.suites import SAMPLE, curve
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ RECIPE = {
     "model": "net:resnet8,width=8",
     "data": {"name": "sample", "augment": ["flip"], "validation": 500},
     "objective": "standard",
-    "optimiser": {"lr": 0.2},
+    "optimizer": {"lr": 0.2},
     "epochs": 5,
 }
 BUDGET = attacks.Linf("4/255")
@@ -42,13 +42,13 @@ def main(work: Path) -> None:
     model = trimtab.steer(trimtab.load(f"file:{run.folder}"))
     images = data.load("sample", "test")
     suite = [
-        *(Clean(), Noise(0.1), attacks.FGSM(BUDGET), attacks.PGD(BUDGET, steps=20, score="any")),
+        *(Clean(), Noise(0.1), attacks.FGSM(BUDGET), attacks.PGD(BUDGET, steps=20, early_stop=True)),
         *(curve(BUDGET, (10, 20, 50, 100)), *(Corrupted(name, s) for name in SAMPLE for s in (1, 3, 5))),
     ]
     store = work / "store.sqlite"
-    states = (Running(), PerBatch(), Frozen())
+    states = (RunningMode(), PerBatchMode(), FrozenMode())
     name = "resnet8"
-    card = evaluate.run(model, images, suite, store, limit=500, states=states, keep_images=True, name=name,
+    card = evaluate.run(model, images, suite, store, limit=500, bn_modes=states, keep_images=True, name=name,
                         command=f"python docs/pictures/page.py {work}")  # fmt: skip
     photograph(report.page([card], work / "page.html", extras=report.gather(model, images, card, store)))
 

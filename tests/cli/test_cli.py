@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,14 @@ def test_help_teaches_without_loading_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "goes on where it was" in " ".join(done.stdout.split())
+    assert "resumes when it is started again" in " ".join(done.stdout.split())
 
 
 def test_an_override_without_a_value_is_told(capsys):
-    for words in (["--optimiser.nesterov", "--out", "run"], ["--optimiser.nesterov"]):
+    for words in (["--optimizer.nesterov", "--out", "run"], ["--optimizer.nesterov"]):
         code, _, err = say(capsys, "train", "smoke", *words)
         assert code == 2
-        assert err == "trimtab: --optimiser.nesterov takes a value, as in --optimiser.nesterov VALUE\n"
+        assert err == "trimtab: --optimizer.nesterov takes a value, as in --optimizer.nesterov VALUE\n"
 
 
 def test_a_network_with_too_few_outputs_is_told_before_it_trains_and_leaves_its_folder_free(
@@ -76,7 +77,7 @@ def test_a_network_with_too_few_outputs_is_told_before_it_trains_and_leaves_its_
         assert "labels must lie in 0..4" in err
 
 
-def test_audit_lists_layers_and_advises_on_planted_trouble(capsys, tmp_path):
+def test_audit_lists_layers_and_advises_on_planted_faults(capsys, tmp_path):
     model = models.build("resnet8", classes=10, width=4)
     with torch.no_grad():
         model.train()(torch.rand(64, 3, 32, 32))
@@ -130,7 +131,7 @@ def test_data_list_names_what_is_here(capsys):
 
 
 def test_evaluate_prints_a_scorecard_and_goes_on_from_its_store(capsys, saved):
-    words = ("evaluate", saved, "--limit", "40", "--states", "running", "batch:0.5", "--page", "page.html")
+    words = ("evaluate", saved, "--limit", "40", "--bn-modes", "running", "batch:0.5", "--html", "page.html")
     code, out, _ = say(capsys, *words)
     assert code == 0
     assert "PGD-20" in out
@@ -173,7 +174,11 @@ def test_adapt_and_certify_tell_what_adaptation_brings(capsys, saved):
     )
     assert code == 0
     assert "rho 1" in out
-    assert norm.layers(trimtab.load("file:frozen")) is not None
+    stock, frozen = (norm.layers(trimtab.load(spec)) for spec in (saved, "file:frozen"))
+    assert stock.keys() == frozen.keys()
+    for name, layer in stock.items():  # the noise has moved the statistics, and nothing else
+        assert not torch.allclose(frozen[name].running_mean, layer.running_mean)
+        assert torch.equal(frozen[name].weight, layer.weight)
     code, out, _ = say(capsys, "certify", saved, "--limit", "3", "--n", "50", "--n0", "10", "--adapt", "16")
     assert code == 0
     assert "frozen on 16 noisy training images" in " ".join(out.split())
@@ -195,14 +200,15 @@ def test_statistics_from_the_images_that_are_evaluated_are_called_so(capsys, sav
 def test_every_sigma_is_told_with_statistics_of_its_own(capsys, saved):
     words = ("--limit", "2", "--n", "20", "--n0", "10", "--adapt", "16", "--sigma", "0.1", "0.5")
     told = " ".join(say(capsys, "certify", saved, *words)[1].split())
-    assert all(f"16 noisy training images (sigma {sigma})" in told for sigma in (0.1, 0.5))
+    assert all(f"16 noisy training images (sigma {sigma}, unclipped)" in told for sigma in (0.1, 0.5))
 
 
 def test_radii_of_several_sigmas_stand_in_order(capsys, saved, monkeypatch):
-    from trimtab.cli import show
+
+    from trimtab.cli import console
 
     shown = []
-    monkeypatch.setattr(show, "table", lambda title, columns, rows, right=(): shown.append(columns))
+    monkeypatch.setattr(console, "table", lambda title, columns, rows, right=(): shown.append(columns))
     assert (
         say(capsys, "certify", saved, "--limit", "1", "--n", "50", "--n0", "5", "--sigma", "0.5", "1")[0] == 0
     )
@@ -277,20 +283,28 @@ def test_no_decoder_is_trained_for_a_name_that_is_taken(capsys, saved, monkeypat
     monkeypatch.setattr("trimtab.construct.painter", trained)
     code, _, err = say(capsys, "construct", "AdvBN", saved, "--limit", "8", "--decoder", "8", "1")
     assert code == 2
-    assert "AdvBN.npz holds another set" in err
+    assert "AdvBN.npz contains another set" in err
 
 
-def test_lens_and_construct_run(capsys, saved):
-    found = as_json(capsys, "lens", saved, "--limit", "32", "--eps", "0", "0.2")
+def test_analyze_and_construct_run(capsys, saved):
+    found = as_json(capsys, "analyze", saved, "--limit", "32", "--eps", "0", "0.2")
     assert set(found["ligs"]) == {"gaussian", "uniform", "fgsm", "pgd"}
-    code, out, _ = say(capsys, "lens", saved, "--limit", "32", "--eps", "0", "--batch-size", "16")
+    code, out, _ = say(capsys, "analyze", saved, "--limit", "32", "--eps", "0", "--batch-size", "16")
     assert code == 0
-    assert "A batch of 16 beside the running statistics" in out
+    assert "A batch of 16 versus the running statistics" in out
     code, out, _ = say(
         capsys, "construct", "D_rand", saved, "--limit", "16", "--steps", "2", "--out", "rand.npz"
     )
     assert code == 0
     assert "npz:" in out
+
+
+def test_lens_shifts_the_statistics_of_batches_in_groups(capsys, saved):
+    given = ("lens", saved, "--limit", "32", "--batch-size", "16", "--eps", "0", "0.2")
+    rows = as_json(capsys, *given, "--source", "batch", "--groups", "4")["tolerance"]
+    assert {(row["source"], row["groups"]) for row in rows} == {("batch", 4)}
+    code, _, err = say(capsys, *given, "--groups", "4")
+    assert (code, "--source batch" in err) == (2, True)
 
 
 def test_lens_says_what_it_leaves_out_of_a_model_that_cannot_be_steered(capsys, tmp_path):
@@ -306,10 +320,10 @@ def test_lens_says_what_it_leaves_out_of_a_model_that_cannot_be_steered(capsys, 
                 return nn.Sequential(nn.Conv2d(1, 4, 3), Own(4), nn.Flatten(), nn.Linear(4 * 26 * 26, 10))
         """)
     )
-    words = ("lens", f"py:{tmp_path / 'own.py'}:net", "--limit", "16")
+    words = ("analyze", f"py:{tmp_path / 'own.py'}:net", "--limit", "16")
     code, out, _ = say(capsys, *words)
     assert code == 0
-    assert "no batch-norm layer that can be steered" in " ".join(out.split())
+    assert "no batch-norm layer can be steered" in " ".join(out.split())
     assert as_json(capsys, *words)["tolerance"] == []
 
 
@@ -318,7 +332,11 @@ def test_train_takes_a_recipe_with_overrides_and_resumes(capsys):
     assert code == 0
     assert "standard-laptop" in out
     assert say(capsys, "train", "smoke", "--out", "run", "--epochs=1")[0] == 0
-    assert trimtab.load("file:run") is not None
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [0]
+    before = sha256(Path("run/model.safetensors").read_bytes()).hexdigest()
+    assert say(capsys, "train", "--resume", "run")[0] == 0  # a run that has ended stays as it is
+    assert sha256(Path("run/model.safetensors").read_bytes()).hexdigest() == before
 
 
 def test_of_several_processes_only_the_first_prints(capsys, monkeypatch):
@@ -343,23 +361,23 @@ BAD = {
     "not fetched": (("evaluate", "net:resnet8", "--data", "cifar10"), "trimtab data fetch cifar10"),
     "unknown suite": (("evaluate", "net:resnet8,channels=1", "--suite", "huge"), "no suite"),
     "eps in bytes": (("evaluate", "net:resnet8,channels=1", "--eps", "8"), "did you mean 8/255"),
-    "unknown state": (("evaluate", "net:resnet8,channels=1", "--states", "moving"), "norm state"),
+    "unknown state": (("evaluate", "net:resnet8,channels=1", "--bn-modes", "moving"), "not a BN mode"),
     "unknown set to fetch": (("data", "fetch", "imagenet"), "cannot be fetched"),
-    "no recipe": (("train",), "give a recipe"),
+    "no recipe": (("train",), "missing RECIPE"),
     "unknown recipe": (("train", "nothing.yaml"), "no recipe"),
     "unknown key": (("train", "smoke", "--epoch", "3"), "epochs"),
-    "an old run with a new recipe": (("train", "smoke", "--resume", "run"), "cannot heed a recipe"),
+    "an old run with a new recipe": (("train", "smoke", "--resume", "run"), "cannot take a recipe"),
     "an old run with new keys": (
-        ("train", "--resume", "run", "--epochs", "20", "--plan", "--out=other"),
-        "cannot heed --out, --plan, --epochs",
+        ("train", "--resume", "run", "--epochs", "20", "--dry-run", "--out=other"),
+        "cannot take --out, --dry-run, --epochs",
     ),
     "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
-    "no such device": (("lens", "net:resnet8,channels=1", "--device", "tpu9"), "tpu9 cannot be used"),
+    "no such device": (("analyze", "net:resnet8,channels=1", "--device", "tpu9"), "tpu9 cannot be used"),
     "unknown run": (("report", "abc"), "abc"),
     "no store": (("runs", "--store", "mistyped.sqlite"), "no store mistyped.sqlite"),
     "a device for a number": (
         ("train", "smoke", "--devices", "cuda"),
-        "from 1 on, found 'cuda'",
+        "auto or a positive integer, found 'cuda'",
     ),
     "no file to fetch from": (
         ("data", "fetch", "svhn", "--source", "nope.mat"),
@@ -399,3 +417,47 @@ def test_a_full_disk_is_told_in_one_line(capsys, saved, monkeypatch):
     code, _, err = say(capsys, "evaluate", saved)
     assert code == 2
     assert "No space left" in err
+
+
+def test_old_names_of_commands_and_options_work_and_warn_on_stderr_once(capsys, saved):
+    words = ("--limit", "8", "--states", "running", "--insist", "--page=old.html")
+    code, out, err = say(capsys, "evaluate", saved, *words)
+    assert code == 0
+    assert Path("old.html").exists()
+    renamed = ["--states is now --bn-modes", "--insist is now --force", "--page is now --html"]
+    assert [line for line in err.splitlines() if " is now " in line] == [
+        f"trimtab: {line}" for line in renamed
+    ]
+    assert out == say(capsys, "evaluate", saved, "--limit", "8", "--bn-modes", "running", "--force")[1]
+    _, _, err = say(capsys, "lens", saved, "--limit", "8", "--eps", "0")
+    assert err.count("the command lens is now analyze") == 1
+
+
+def test_a_dry_run_prints_the_cost_under_its_old_name_too(capsys):
+    code, out, err = say(capsys, "train", "smoke", "--plan")
+    assert code == 0
+    assert err.count("trimtab: --plan is now --dry-run") == 1
+    assert "x standard training" in " ".join(out.split())
+    assert not Path("runs").exists()
+    code, _, err = say(capsys, "train", "smoke", "--dry_run")
+    assert (code, err) == (0, "")
+
+
+def test_a_dry_run_of_claims_is_their_list(capsys):
+    code, out, _ = say(capsys, "reproduce", "MIX-4", "--scale", "smoke", "--dry-run")
+    assert code == 0
+    assert out == say(capsys, "reproduce", "MIX-4", "--scale", "smoke", "--list")[1]
+    assert not Path("results").exists()
+
+
+def test_json_rows_name_images_mode_clipping_iterate_and_batch(capsys, saved):
+    rows = as_json(capsys, "evaluate", saved, "--limit", "8", "--bn-modes", "running", "batch:0.5")["rows"]
+    by_kind = {(row["condition"]["kind"], row["bn_mode"]["kind"]): row for row in rows}
+    noise = by_kind["noise", "per_batch"]
+    assert noise["condition"] == {"kind": "noise", "sigma": 0.1, "clip": False}
+    assert noise["bn_mode"] == {"kind": "per_batch", "rho": 0.5, "blend_of": "std"}
+    assert (noise["images"]["data"], noise["images"]["start"], noise["images"]["stop"]) == ("sample", 0, 8)
+    assert noise["batch_size"] == 8
+    assert by_kind["noise", "running"]["batch_size"] is None
+    attacks = [row for row in rows if row["condition"].get("method") == "PGD"]
+    assert [row["iterate"] for row in attacks] == ["early stopping", "last iterate"]

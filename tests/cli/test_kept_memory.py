@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from trimtab.cli import memory
+
 SCRIPT = """
 import resource, sys
 import torch
-from trimtab.cli.memory import keep_freed
+from trimtab.cli.memory import tune_allocator
 how, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-done = how != "give back" and keep_freed(large=how == "keep large ones")
+done = how != "give back" and tune_allocator(large=how == "keep large ones")
 def use(): return [torch.ones(size) for _ in range(count)]
 def taken(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 use(), use()
@@ -38,3 +40,8 @@ def pages(how: str, size: int, count: int) -> tuple[int, bool]:
     command = [sys.executable, "-c", SCRIPT, how, str(size), str(count)]
     taken, done = subprocess.run(command, capture_output=True, text=True).stdout.split()
     return int(taken), done == "True"
+
+
+def test_the_old_name_warns_and_is_the_same_function() -> None:
+    with pytest.warns(DeprecationWarning, match="keep_freed is now tune_allocator"):
+        assert memory.keep_freed is memory.tune_allocator

@@ -11,7 +11,7 @@ import torch
 import trimtab
 from trimtab import data, evaluate
 from trimtab.cli import main
-from trimtab.cli.words import understood
+from trimtab.cli.cli_errors import parse
 from trimtab.evaluate import suites, trust
 
 SAMPLE = "zoo:sample-standard"
@@ -39,7 +39,7 @@ def helped(capsys, *words):
 
 REFUSED = {
     "text for a number": (("evaluate", SAMPLE, "--limit", "abc"), ("--limit", "'abc'", "evaluate --help")),
-    "text among numbers": (("lens", SAMPLE, "--eps", "0", "a"), ("--eps", "'a'", "lens --help")),
+    "text among numbers": (("analyze", SAMPLE, "--eps", "0", "a"), ("--eps", "'a'", "analyze --help")),
     "misspelt option": (("evaluate", SAMPLE, "--limt", "32"), ("--limt", "--limit?", "evaluate --help")),
     "renamed option": (("reproduce", "--lst"), ("--lst", "--list?", "reproduce --help")),
     "misspelt command": (("evalute", "x"), ("'evalute'", "evaluate?", "trimtab --help")),
@@ -50,12 +50,12 @@ REFUSED = {
     "no model": (("evaluate",), ("MODEL", "evaluate --help")),
     "no value": (("evaluate", SAMPLE, "--limit"), ("--limit", "evaluate --help")),
     "too many words": (("evaluate", SAMPLE, "another"), ("another", "evaluate --help")),
-    "no states": (("evaluate", SAMPLE, "--states"), ("--states", "at least one", "evaluate --help")),
+    "no states": (("evaluate", SAMPLE, "--bn-modes"), ("--bn-modes", "at least one", "evaluate --help")),
     "no sigma": (("certify", SAMPLE, "--sigma"), ("--sigma", "at least one")),
     "no rho": (("adapt", SAMPLE, "--rho", "--save", "fz"), ("--rho", "at least one")),
     "no batch size": (("adapt", SAMPLE, "--batch-size"), ("--batch-size", "at least one")),
     "half a severity": (("adapt", SAMPLE, "--corruption", "fog:2.7"), ("whole number", "'2.7'")),
-    "half an image": (("evaluate", SAMPLE, "--states", "frozen:1.9"), ("whole number", "'1.9'")),
+    "half an image": (("evaluate", SAMPLE, "--bn-modes", "frozen:1.9"), ("whole number", "'1.9'")),
     "images to adapt on, but how many": (
         ("certify", SAMPLE, "--adapt-on", "test"),
         ("--adapt-on goes with --adapt",),
@@ -68,13 +68,13 @@ REFUSED = {
         ("construct", "AdvBN", SAMPLE, "--decoder", "64", "-1"),
         ("--decoder", "found 64 and -1"),
     ),
-    "no such branch": (("evaluate", SAMPLE, "--states", "branch:adv"), ("no branch 'adv'", "only main")),
+    "no such branch": (("evaluate", SAMPLE, "--bn-modes", "branch:adv"), ("no branch 'adv'", "only main")),
     "no such branch of several": (
-        ("evaluate", "zoo:sample-mixture", "--states", "branch:foo"),
+        ("evaluate", "zoo:sample-mixture", "--bn-modes", "branch:foo"),
         ("no branch 'foo'", "main, "),
     ),
     "frozen on more than there are": (
-        ("evaluate", SAMPLE, "--states", "frozen:99999999"),
+        ("evaluate", SAMPLE, "--bn-modes", "frozen:99999999"),
         ("99,999,999 images", "there are 2,000"),
     ),
     "no such construction": (("construct", "D_X", SAMPLE), ("'D_X'", "D_R", "AdvBN", "reconstructed")),
@@ -92,9 +92,9 @@ REFUSED = {
     ),
     "no processes": (("evaluate", SAMPLE, "--processes", "0"), ("processes", "found 0")),
     "negative processes": (("evaluate", SAMPLE, "--processes", "-2"), ("processes", "found -2")),
-    "no such devices": (("train", "smoke", "--devices", "foo", "--plan"), ("'foo'",)),
+    "no such devices": (("train", "smoke", "--devices", "foo", "--dry-run"), ("'foo'",)),
     "a plan without a step": (
-        ("train", "smoke", "--batch_size", "512", "--plan"),
+        ("train", "smoke", "--batch_size", "512", "--dry-run"),
         ("batches of 512", "320 images"),
     ),
 }
@@ -120,11 +120,14 @@ def test_numbers_before_the_model_are_no_mistake(capsys):
 
 @pytest.mark.parametrize(
     ("words", "name", "value"),
-    [(("certify", "--alpha", "1/1000"), "alpha", 0.001), (("lens", "--eps", "0", "1/10"), "eps", (0.0, 0.1))],
+    [
+        (("certify", "--alpha", "1/1000"), "alpha", 0.001),
+        (("analyze", "--eps", "0", "1/10"), "eps", (0.0, 0.1)),
+    ],
 )
 def test_fractions_are_numbers(words, name, value):
     command, *options = words
-    found = understood(main.__globals__["Command"], [command, SAMPLE, *options], "")
+    found = parse(main.__globals__["Command"], [command, SAMPLE, *options], "")
     assert getattr(found, name) == value
 
 
@@ -138,7 +141,7 @@ def test_a_conflict_is_made_from_a_robust_set_and_from_no_other(capsys):
         assert say(capsys, "construct", kind, SAMPLE, *few)[0] == 0
     assert say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:D_R.npz", *few)[0] == 0
     code, _, err = say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:D_NR.npz", *few)
-    assert (code, "npz:D_NR.npz does not say" in err) == (2, True)
+    assert (code, "npz:D_NR.npz is not recorded as one" in err) == (2, True)
     code, _, err = say(capsys, "construct", "D_conflict", SAMPLE, "--data", "npz:nowhere.npz", *few)
     assert (code, "nowhere.npz" in err, "D_det" in err) == (2, True, False)
 
@@ -148,7 +151,7 @@ def test_certificates_come_with_their_number_their_interval_and_a_doubt_when_few
     code, out, _ = say(capsys, *words)
     assert code == 0
     assert "5 images" in out
-    assert "Doubt (samples, sigma 0.25)" in out
+    assert "Warning (samples, sigma 0.25)" in out
     assert f"measure {trust.ENOUGH} images or more" in out
     main([*words, "--json"])
     low, high = json.loads(capsys.readouterr().out)["sigma 0.25"]["interval"]
@@ -196,7 +199,7 @@ def test_help_says_what_suites_measure_and_how_keys_are_overridden(capsys):
         name, measures = line.split(maxsplit=1)
         assert f"{name}: {measures}" in told
     assert "quick and corruptions do not use it" in told
-    assert "as a condition shows them" in told
+    assert "corrupted as evaluated" in told
     assert "--objective.eps 0.05" in helped(capsys, "train")
     assert "seconds on the embedded sample" in say(capsys, "train", "--recipes")[1]
 
@@ -214,7 +217,7 @@ def test_help_calls_things_by_their_names(command, positional, capsys):
 
 
 def test_frozen_statistics_are_labelled_by_the_images_they_come_from(capsys):
-    code, out, _ = say(capsys, "evaluate", SAMPLE, "--limit", "16", "--states", "frozen:16")
+    code, out, _ = say(capsys, "evaluate", SAMPLE, "--limit", "16", "--bn-modes", "frozen:16")
     assert code == 0
     assert "frozen on the first 16 images" in out
 
@@ -231,8 +234,8 @@ def test_runs_on_other_images_are_not_compared_without_a_word(capsys):
     for limit in ("8", "16"):
         assert say(capsys, "evaluate", SAMPLE, "--limit", limit)[0] == 0
     ids = [run["id"] for run in json.loads(say(capsys, "runs", "--json")[1])]
-    assert "Not like with like: these were measured on 8 and 16 images." in say(capsys, "runs", *ids)[1]
-    assert "Not like" not in say(capsys, "runs", ids[0], ids[0])[1]
+    assert "Not comparable: these were measured on 8 and 16 images." in say(capsys, "runs", *ids)[1]
+    assert "Not comparable" not in say(capsys, "runs", ids[0], ids[0])[1]
 
 
 def test_an_export_can_be_told_to_scripts(capsys):
@@ -259,9 +262,9 @@ def test_judgements_of_a_claim_are_objects_for_scripts(capsys):
 def test_the_lens_tells_of_classes_in_another_order(capsys):
     images = data.load("sample", "test").subset(slice(0, 16))
     data.save(replace(images, classes=tuple(reversed(images.classes))), "other.safetensors")
-    code, out, _ = say(capsys, "lens", SAMPLE, "--data", "file:other.safetensors", "--eps", "0")
+    code, out, _ = say(capsys, "analyze", SAMPLE, "--data", "file:other.safetensors", "--eps", "0")
     assert code == 0
-    assert "Doubt (classes" in out
+    assert "Warning (classes" in out
 
 
 def test_a_batch_of_nothing_is_refused_by_the_name_of_its_option(capsys):
@@ -284,7 +287,7 @@ def test_an_adapted_network_remembers_the_size_that_it_saw(capsys):
 
 
 def test_a_page_tries_no_more_images_than_were_asked_for(capsys):
-    assert say(capsys, "evaluate", SAMPLE, "--limit", "24", "--page", "page.html")[0] == 0
+    assert say(capsys, "evaluate", SAMPLE, "--limit", "24", "--html", "page.html")[0] == 0
     tried = evaluate.runs(".trimtab/trials.sqlite")
     assert {row.n for run in tried for row in run.card.rows} == {24}
 
@@ -294,4 +297,4 @@ def test_a_page_of_certificates_speaks_of_them(capsys):
     assert say(capsys, *words)[0] == 0
     (run,) = json.loads(say(capsys, "runs", "--json")[1])
     told = json.loads(say(capsys, "report", run["id"], "--json")[1])
-    assert "are certified right" in told["verdict"][1]
+    assert "are certified correctly" in told["verdict"][1]

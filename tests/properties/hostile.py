@@ -9,6 +9,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trimtab.types import BadInput
 
@@ -33,6 +36,19 @@ def survives(call: Callable[[], Any]) -> bool:
     except BadInput:
         return False
     return True
+
+
+class Memory(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made inside; tensors on the meta device have none."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return made
 
 
 def tidy(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tempfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hostile import Evil, damaged, examples, plain, survives, tidy
+from hostile import Evil, Memory, damaged, examples, plain, survives, tidy
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trimtab
 from trimtab import models
 from trimtab.evaluate import Card, Store
-from trimtab.train import checkpoint
+from trimtab.train._loop import checkpoint
 from trimtab.types import BadInput
 
 torch.manual_seed(0)
@@ -71,7 +72,16 @@ def test_any_description_is_taken_or_refused(tmp_path: Path, changes: dict[str, 
 def test_a_description_cannot_ask_for_more_memory_than_its_weights_have(
     tmp_path: Path, arguments: dict[str, Any], source: str
 ) -> None:
-    read(tmp_path, saved(arguments=arguments, source=source))
+    content = saved(arguments=arguments, source=source)
+    tracemalloc.start()
+    try:
+        with Memory() as memory:
+            read(tmp_path, content)
+        _, objects = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert memory.largest < 1_000_000  # the weights have 6 kB, an activation of the two images 1 kB
+    assert objects < 100_000_000
 
 
 @examples(100)
@@ -149,10 +159,12 @@ def test_tensors_of_any_kind_are_taken_or_refused(tmp_path: Path, kind: Any) -> 
 @given(st.data())
 def test_a_damaged_checkpoint_is_refused_or_whole(tmp_path: Path, data: st.DataObject) -> None:
     file = tmp_path / "last.safetensors"
-    optimiser = torch.optim.SGD(NET.parameters(), 0.1)
-    checkpoint.save(file, checkpoint.Progress(step=3), NET, optimiser, {})
+    optimizer = torch.optim.SGD(NET.parameters(), 0.1)
+    checkpoint.save(file, checkpoint.TrainingState(step=3), NET, optimizer, {})
     file.write_bytes(data.draw(damaged(file.read_bytes())))
-    survives(lambda: checkpoint.load(file, models.build("resnet8", 3, width=1, channels=1), optimiser, {}))
+    net = models.build("resnet8", 3, width=1, channels=1)
+    if survives(lambda: checkpoint.load(file, net, optimizer, {})):
+        assert all(torch.equal(value, net.state_dict()[key]) for key, value in NET.state_dict().items())
 
 
 @examples(100)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.train import read_recipe
-from trimtab.train.optimise import optimiser_for, rate
+from trimtab.train.optimizers import optimizer_for, rate
 from trimtab.train.reader import plain as plain_values
 from trimtab.train.recipe import ATTACKS, KINDS, OBJECTIVES, Recipe, write_recipe
 from trimtab.types import BadInput
@@ -36,7 +36,7 @@ def judged(recipe: Recipe) -> None:
     """A recipe that was read can be written, read again, and trained by."""
     assert read_recipe(plain_values(recipe, KINDS)) == recipe
     assert write_recipe(recipe)
-    optimiser_for([torch.nn.Parameter(torch.zeros(2, 2))], recipe.optimiser)
+    optimizer_for([torch.nn.Parameter(torch.zeros(2, 2))], recipe.optimizer)
     assert all(rate(recipe.schedule, step, 4, 8) >= 0 for step in range(8))
 
 

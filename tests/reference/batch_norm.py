@@ -1,4 +1,4 @@
-"""Batch normalisation written out in plain tensor operations, for any number of positions' axes."""
+"""Batch normalization written out in plain tensor operations, for any number of positions' axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, ((flat - mean[:, None]) ** 2).sum(1) / flat.shape[1]
 
 
-def normalise(
+def normalize(
     x: Tensor,
     mean: Tensor,
     var: Tensor,
@@ -30,5 +30,5 @@ def normalise(
     def over(vector: Tensor) -> Tensor:
         return vector.view(1, -1, *[1] * (x.dim() - 2))
 
-    centred = x - over((1 + d_mu) * mean)
-    return over(gamma * (1 + d_sigma)) * centred / over(torch.sqrt(var + eps)) + over(beta)
+    centered = x - over((1 + d_mu) * mean)
+    return over(gamma * (1 + d_sigma)) * centered / over(torch.sqrt(var + eps)) + over(beta)

@@ -1,18 +1,22 @@
-"""`trimtab adapt`: what test-time statistics bring on noisy or corrupted images."""
+"""`trimtab adapt`: test-time adaptation of the statistics on noisy or corrupted images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import tyro
 
 from trimtab.cli.options import (
+    AS_RECORDED,
     Count,
     Device,
     Json,
     Model,
     Place,
+    Preprocessing,
     Seed,
     Split,
     first,
@@ -21,6 +25,7 @@ from trimtab.cli.options import (
     speaks,
     whole,
 )
+from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -40,10 +45,13 @@ class Adapt:
     data: str = "sample"
     """Images with labels (`trimtab data list`)."""
     split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
     limit: Count = None
-    """Only the first so many images."""
+    """Only the first N images."""
     sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
-    """Deviations of Gaussian noise, in pixels; 0 is clean."""
+    """Stds of Gaussian noise, in pixels; 0 is clean."""
+    clip: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Clip noisy pixels to [0, 1]; the paper does not."""
     corruption: tuple[str, ...] = ()
     """Common corruptions to try as well, as NAME or NAME:SEVERITY."""
     rho: tuple[str, ...] = ("1",)
@@ -51,93 +59,113 @@ class Adapt:
     batch_size: tuple[int, ...] = (256,)
     """Sizes of the batches that adapt."""
     blend_of: str = "std"
-    """What rho mixes beside the mean: std (the paper) or var."""
+    """What rho blends in addition to the mean: std (the paper) or var."""
     seed: Seed = 0
     device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     save: Place = None
-    """Freeze the statistics on noisy training images, as certification wants, by the last --rho, and save the
-    model here."""
+    """Freeze the statistics on noisy training images, as certification requires, with the last --rho, and
+    save the model here."""
     save_sigma: str = "0.25"
-    """The noise on those images."""
+    """Std of the noise on those images."""
     save_images: int = 512
-    """How many they are."""
+    """Number of images to freeze on."""
     json: Json = False
 
     def run(self) -> int:
-        import trimtab
-        from trimtab import adapt, data, evaluate, models
-        from trimtab.cli import show
-        from trimtab.cli.evaluate import run_with_progress
-        from trimtab.evaluate import conditions, states
-        from trimtab.types import BadInput, number
+        """Run the command and return its exit code."""
+        from trimtab import data
 
-        save_sigma = number(self.save_sigma)
+        self._check()
+        model = loaded(self.model, self.device, self.preprocessing)
+        images = data.load(self.data, self.split, input=model.spec)
+        n = len(first(images, self.limit))
+        sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # no batch is larger
+        cards = {size: self._measured(model, images, size) for size in sizes}
+        if self.save is not None and speaks():
+            self._freeze(model, images, self.save)
+        if self.json:
+            import json
+
+            print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
+        else:
+            self._print(cards, f"first {n:,} images of {images.name}")
+        return 0
+
+    def _check(self) -> None:
+        number(self.save_sigma)
         if min(self.batch_size) < 1:
             raise BadInput(f"--batch-size must be 1 or more, found {min(self.batch_size)}")
         if self.save_images < 1:
             raise BadInput(f"--save-images must be 1 or more, found {self.save_images}")
         if self.save is not None and self.save.is_file():
-            raise BadInput(f"--save wants a folder, and {self.save} is a file")
-        model, images = loaded(self.model, self.device), data.load(self.data, self.split)
-        shown = [conditions.Noise(s) if number(s) else conditions.Clean() for s in self.sigma]
-        shown += [_corrupted(text) for text in self.corruption]
-        cards = {}
-        n = len(first(images, self.limit))
-        for size in dict.fromkeys(min(size, n) for size in self.batch_size):  # no batch holds more
-            adapted = [states.PerBatch(number(rho), self.blend_of) for rho in self.rho]
-            cards[size] = run_with_progress(
-                evaluate, model, images, suite=shown, store=self.store, limit=self.limit, seed=self.seed,
-                states=[states.Running(), *adapted], batch_size=size, chunk=size, name=self.model,
-            )  # fmt: skip
-        if self.save is not None and speaks():
-            known = data.load(self.data, "train")
-            batch = next(iter(known.batches(self.save_images)))
-            made = adapt.frozen_under_noise(
-                model, batch.x, save_sigma, self.seed, batch.ids, number(self.rho[-1]),
-                self.blend_of, origin(known, images),
-            )  # fmt: skip
-            if isinstance(made, models.Pixels) and not made.recorded:  # its size was a guess
-                made = made.described(spec=replace(made.spec, size=images.spec.size))
-            trimtab.save(made, self.save)
-        if self.json:
-            import json
+            raise BadInput(f"--save takes a folder, and {self.save} is a file")
 
-            print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
-            return 0
-        show.table(
-            f"{self.model} on {images.name}: accuracy with a 95 % interval",
-            ["images", "statistics", "batch", "right"],
+    def _measured(self, model: Any, images: Any, size: int) -> Card:
+        """All conditions under running statistics, and adapted in batches of this size."""
+        from trimtab import evaluate
+        from trimtab.cli.evaluate import run_with_progress
+        from trimtab.evaluate.bn_modes import PerBatchMode, RunningMode
+        from trimtab.evaluate.conditions import Clean, Noise
+
+        suite = [Noise(s, self.clip) if number(s) else Clean() for s in self.sigma]
+        suite += [_corrupted(text) for text in self.corruption]
+        adapted = [PerBatchMode(number(rho), self.blend_of) for rho in self.rho]
+        return run_with_progress(
+            evaluate, model, images, suite=suite, store=self.store, limit=self.limit, seed=self.seed,
+            bn_modes=[RunningMode(), *adapted], batch_size=size, chunk=size, name=self.model,
+        )  # fmt: skip
+
+    def _freeze(self, model: Any, images: Any, folder: Path) -> None:
+        """Save the model with statistics frozen on noisy training images."""
+        import trimtab
+        from trimtab import adapt, data, models
+
+        known = data.load(self.data, "train", input=model.spec)
+        batch = next(iter(known.batches(self.save_images)))
+        frozen = adapt.frozen_under_noise(
+            model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
+            self.blend_of, origin(known, images),
+        )  # fmt: skip
+        if isinstance(frozen, models.Pixels) and not frozen.recorded:  # its size was a guess
+            frozen = frozen.described(spec=replace(frozen.spec, size=images.spec.size))
+        trimtab.save(frozen, folder)
+
+    def _print(self, cards: Mapping[int, Card], images: str) -> None:
+        from trimtab.cli import console
+
+        console.table(
+            f"{self.model}, {images}: accuracy with a 95 % interval",
+            ["condition", "BN mode", "batch", "correct"],
             _lines(cards),
             right=[2, 3],
         )
-        told = (flag for card in cards.values() for flag in card.flags)
-        show.doubts([flag for flag in dict.fromkeys(told) if flag.name != "batch"])  # which is the point here
+        raised = (flag for card in cards.values() for flag in card.flags)
+        # Coupled batches are what this command compares, so their flag is left out.
+        console.flags([flag for flag in dict.fromkeys(raised) if flag.name != "batch"])
         if self.save is not None:
-            show.out.print(f"The frozen model is in {self.save}.", markup=False)
-        return 0
+            console.out.print(f"The frozen model is in {self.save}.", markup=False)
 
 
 def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
-    """One line per kind of images, statistics and batch; running statistics do not depend on the batch."""
-    from trimtab.cli import show
+    """One line per condition, BN mode and batch; running statistics do not depend on the batch."""
+    from trimtab.cli import console
 
-    lines = {}
-    for size, card in cards.items():
+    rows = {}
+    for card in cards.values():
         for place, row in enumerate(card.rows):
-            own = row.state == "running"
-            at = (row.condition, "" if own else f"{size:9}", place)
-            shown = show.accuracy(row.accuracy, row.interval)
-            short = row.state.removeprefix("adapted per batch (").removesuffix(")")
-            lines[at] = [row.condition, short, "" if own else str(size), shown]
-    order = list(dict.fromkeys(condition for condition, _, _ in lines))
-    chosen = sorted(lines, key=lambda at: (order.index(at[0]), at[1], at[2]))
-    rows = [lines[at] for at in chosen]
-    return [["" if k and rows[k - 1][0] == row[0] else row[0], *row[1:]] for k, row in enumerate(rows)]
+            rows[str(row.condition), row.batch_size or 0, place] = row
+    order = list(dict.fromkeys(condition for condition, _, _ in rows))
+    lines = []
+    for condition, size, place in sorted(rows, key=lambda key: (order.index(key[0]), *key[1:])):
+        row = rows[condition, size, place]
+        accuracy = console.accuracy(row.accuracy, row.interval)
+        lines.append([condition, str(row.bn_mode), str(size or ""), accuracy])
+    return [["" if k and lines[k - 1][0] == line[0] else line[0], *line[1:]] for k, line in enumerate(lines)]
 
 
-def _corrupted(text: str):  # type: ignore[no-untyped-def]  # the type is imported when the command runs
+def _corrupted(text: str) -> Any:
     from trimtab.evaluate.conditions import Corrupted
 
     name, _, severity = text.partition(":")

@@ -1,80 +1,84 @@
-"""`trimtab audit`: the state of a model's normalisation layers, their trouble, and advice."""
+"""`trimtab audit`: the state of a model's normalization layers, with warnings and advice."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trimtab.cli.options import Json, Model, Split, Strict, Text, first
+from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, Strict, Text, first
+
+if TYPE_CHECKING:
+    from trimtab import norm
 
 
 @dataclass(frozen=True)
 class Audit:
-    """List a model's normalisation layers with their state, trouble and advice.
+    """List a model's normalization layers with their state, warnings and advice.
 
-    With --data, the running statistics are compared with those that the images give.
+    With --data, the running statistics are compared with those of the images.
     """
 
     model: Model
     data: Text = None
     """Images to compare statistics with, such as sample, cifar10 or folder:PATH."""
     split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
     limit: int = 512
-    """How many of them."""
+    """Only the first N images."""
     strict: Strict = False
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         import trimtab
         from trimtab import data, norm
-        from trimtab.cli import show
+        from trimtab.cli import console
 
-        model = trimtab.load(self.model)
+        model = self.preprocessing.applied(trimtab.load(self.model))
         images = None
         if self.data is not None:
-            chosen = data.load(self.data, self.split)
+            chosen = data.load(self.data, self.split, input=model.spec)
             images = first(chosen, self.limit).batches(128)
-        found = norm.audit(model, images)
+        audit = norm.audit(model, images)
         if self.json:
-            show.as_json(found)
+            console.as_json(audit)
         else:
-            _print(self.model, found)
-        return int(self.strict and not found.sound)
+            _print(self.model, audit)
+        return int(self.strict and not audit.sound)
 
 
-def _print(name: str, found: object) -> None:
-    from trimtab.cli import show
-    from trimtab.norm import Audit as Found
+def _print(name: str, audit: norm.Audit) -> None:
+    from trimtab.cli import console
 
-    assert isinstance(found, Found)
-    if not found.layers:
-        show.out.print(f"{name} has no normalisation layers.")
+    if not audit.layers:
+        console.out.print(f"{name} has no normalization layers.")
         return
     columns: dict[str, list[str]] = {
-        "layer": [layer.name for layer in found.layers],
-        "kind": [layer.kind for layer in found.layers],
-        "channels": [str(layer.channels) for layer in found.layers],
-        "branches": [" ".join(layer.branches) for layer in found.layers],
-        "updates": ["" if layer.batches_seen is None else str(layer.batches_seen) for layer in found.layers],
-        "mean off": [_off(layer.drift_mean, " sd") for layer in found.layers],
-        "deviation": [_off(layer.drift_std, "x") for layer in found.layers],
-        "trouble": [", ".join(trouble.kind for trouble in layer.trouble) for layer in found.layers],
+        "layer": [layer.name for layer in audit.layers],
+        "kind": [layer.kind for layer in audit.layers],
+        "channels": [str(layer.channels) for layer in audit.layers],
+        "branches": [" ".join(layer.branches) for layer in audit.layers],
+        "updates": ["" if layer.batches_seen is None else str(layer.batches_seen) for layer in audit.layers],
+        "mean shift": [_drift(layer.drift_mean, " std") for layer in audit.layers],
+        "std ratio": [_drift(layer.drift_std, "x") for layer in audit.layers],
+        "warnings": [", ".join(warning.kind for warning in layer.warnings) for layer in audit.layers],
     }
-    # A column that says nothing about this model is left out.
+    # Columns without information about this model are left out.
     columns = {
         name: cells for name, cells in columns.items() if any(cell not in ("", "main") for cell in cells)
     }
-    title = f"{name}: {len(found.layers)} normalisation layers"
-    show.table(title, list(columns), list(zip(*columns.values(), strict=True)))
-    seen: dict[str, list[tuple[str, str]]] = {}
-    for layer in found.layers:
-        for trouble in layer.trouble:
-            seen.setdefault(f"{trouble.kind}: {trouble.advice}", []).append((layer.name, trouble.what))
-    if not seen:
-        show.out.print("No trouble found.")
-    for advice, places in seen.items():
+    title = f"{name}: {len(audit.layers)} normalization layers"
+    console.table(title, list(columns), list(zip(*columns.values(), strict=True)))
+    by_advice: dict[str, list[tuple[str, str]]] = {}
+    for layer in audit.layers:
+        for warning in layer.warnings:
+            by_advice.setdefault(f"{warning.kind}: {warning.advice}", []).append((layer.name, warning.what))
+    if not by_advice:
+        console.out.print("No warnings.")
+    for advice, places in by_advice.items():
         where = places[0][0] if len(places) == 1 else f"{len(places)} layers, the first {places[0][0]}"
-        show.out.print(f"{advice}. ({where}: {places[0][1]})", markup=False, highlight=False)
+        console.out.print(f"{advice}. ({where}: {places[0][1]})", markup=False, highlight=False)
 
 
-def _off(value: float | None, unit: str) -> str:
+def _drift(value: float | None, unit: str) -> str:
     return "" if value is None else f"{value:.2f}{unit}"

@@ -1,4 +1,4 @@
-"""`trimtab bench`: the speed comparisons of the source tree, as ratios with their marks."""
+"""`trimtab bench`: the speed comparisons of the source tree, as ratios with their targets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import tyro
 from trimtab.cli.options import Json, Place, Text
 
 TREE = Path(__file__).parents[3]
-"""Where `benchmarks` lies beside `src`, in a source tree."""
+"""The root of a source tree, with `benchmarks` next to `src`."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Race trimtab against stock PyTorch, other libraries and the bare passes its methods need.
+    """Compare the speed of trimtab with stock PyTorch, other libraries and a forward/backward baseline.
 
     SECTIONS are norm, attacks, certify, adapt, lens, corruptions, loader, growth and train; none means all.
     Contestants take turns; each line shows the ratio of their median times, the quartiles of the ratios
-    within each round, the mark that was set beforehand, and whether it was met. A missed mark is a
-    finding, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10; `growth`
-    draws growth.svg and growth.png beside what --out names.
+    within each round, the target that was set beforehand, and whether it was met. A missed target
+    is a result, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10;
+    `growth` draws growth.svg and growth.png next to the files of --out.
     """
 
     sections: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[SECTION ...]")] = ()
@@ -32,7 +32,7 @@ class Bench:
     threads: int = 2
     """CPU threads of all contestants."""
     quick: tyro.conf.FlagCreatePairsOff[bool] = False
-    """A smoke run: tiny networks, one round. It shows that all runs, not what it costs."""
+    """A smoke test: tiny networks, one round; its timings mean nothing."""
     standard: Text = None
     """A network without robustness for `attacks`; zoo:cifar10-standard if not given."""
     robust: Text = None
@@ -42,25 +42,26 @@ class Bench:
     json: Json = False
 
     def run(self) -> int:
-        from trimtab.cli import show
+        """Run the command and return its exit code."""
+        from trimtab.cli import console
 
         benchmarks, written = _tree()
         asked = benchmarks.Asked(self.rounds, self.threads, self.quick, self.standard, self.robust)
         rows, skipped = [], []
-        for found in benchmarks.run(self.sections, asked):
-            if isinstance(found, benchmarks.Skipped):
-                skipped.append(found)
-                show.err.print(f"{found.section} is skipped: {found.why}.", markup=False)
+        for result in benchmarks.run(self.sections, asked):
+            if isinstance(result, benchmarks.Skipped):
+                skipped.append(result)
+                console.err.print(f"{result.section} is skipped: {result.why}.", markup=False)
             else:
-                rows.append(found)
+                rows.append(result)
                 if not self.json:
-                    show.out.print(written.line(found), markup=False, soft_wrap=True)
+                    console.out.print(written.line(result), markup=False, soft_wrap=True)
         about = written.circumstances(asked, self.sections)
         if self.json:
-            show.out.print(written.as_json(rows, skipped, about), markup=False, soft_wrap=True)
+            console.out.print(written.as_json(rows, skipped, about), markup=False, soft_wrap=True)
         if self.out is not None:
             files = written.write(self.out, rows, skipped, about)
-            show.err.print(f"{len(rows)} rows are in {', '.join(map(str, files))}.", markup=False)
+            console.err.print(f"{len(rows)} rows are in {', '.join(map(str, files))}.", markup=False)
         return 0
 
 

@@ -1,40 +1,58 @@
-"""`trimtab certify`: l2 radii within which a smoothed classifier's answer provably holds."""
+"""`trimtab certify`: l2 radii within which a smoothed classifier's prediction provably does not change."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trimtab.cli.options import Device, Json, Model, Number, Seed, Split, Text, loaded, origin
+from trimtab.cli.options import (
+    AS_RECORDED,
+    Device,
+    Json,
+    Model,
+    Number,
+    Preprocessing,
+    Seed,
+    Split,
+    Text,
+    loaded,
+    origin,
+)
+from trimtab.types import BadInput, number
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card
 
 
 @dataclass(frozen=True)
 class Certify:
-    """Certified accuracy over l2 radii, by randomised smoothing. Goes on where it was when run again.
+    """Certified accuracy over l2 radii, by randomized smoothing. Killed and run again, it resumes.
 
     With --adapt N the statistics are first re-estimated on N training images with the same noise, and then
-    frozen: this turns an adversarially trained network into one that noise does not blind.
+    frozen: an adversarially trained network then keeps much of its accuracy under noise.
     """
 
     model: Model
     data: str = "sample"
     """Images with labels (`trimtab data list`)."""
     split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
     limit: int = 100
-    """Only the first so many images."""
+    """Only the first N images."""
     sigma: tuple[str, ...] = ("0.25",)
-    """Deviations of the smoothing noise, in pixels."""
+    """Stds of the smoothing noise, in pixels."""
     n0: int = 100
-    """Draws that guess the class."""
+    """Noise samples that guess the class."""
     n: int = 10_000
-    """Draws that certify it; radii end at 3.2 sigma for 10,000 and at 3.8 sigma for 100,000."""
+    """Noise samples that certify it; radii end at 3.2 sigma for 10,000 and at 3.8 sigma for 100,000."""
     alpha: Number = 0.001
-    """The chance that a certificate is wrong."""
+    """The probability that a certificate is wrong."""
     adapt: int = 0
-    """Freeze the statistics on so many noisy images first; 0 leaves them as they are."""
+    """Freeze the statistics on N noisy images first; 0 leaves them as they are."""
     adapt_on: Text = None
-    """Which images: train (sound, and taken if not given), or test as in the paper (labelled so)."""
+    """Which images: train (sound, the default), or test as in the paper (labeled so)."""
     seed: Seed = 0
     device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
@@ -42,64 +60,88 @@ class Certify:
     json: Json = False
 
     def run(self) -> int:
-        from trimtab import data, evaluate
-        from trimtab.cli import show
-        from trimtab.cli.evaluate import run_with_progress
-        from trimtab.evaluate.certified import Certified
-        from trimtab.types import BadInput, number
+        """Run the command and return its exit code."""
+        from trimtab import data
 
+        self._check()
+        model = loaded(self.model, self.device, self.preprocessing)
+        images = data.load(self.data, self.split, input=model.spec)
+        cards = {
+            f"sigma {sigma:g}": self._measured(model, images, sigma) for sigma in map(number, self.sigma)
+        }
+        if self.json:
+            _as_json(cards)
+        else:
+            self._print(cards, images.name)
+        return 0
+
+    def _check(self) -> None:
         if self.adapt < 0:
             raise BadInput(f"--adapt takes the number of images to adapt to, 0 for none; found {self.adapt}")
         if self.adapt_on is not None and not self.adapt:
             raise BadInput("--adapt-on goes with --adapt, the number of images to adapt to")
-        images = data.load(self.data, self.split)
-        found: dict[str, Any] = {}
-        sources: dict[str, str] = {}
-        flags = []
-        for sigma in (number(text) for text in self.sigma):
-            model = loaded(self.model, self.device)
-            statistics = "the model's own"
-            if self.adapt:
-                model, statistics = self._frozen(model, images, sigma)
-            condition = Certified(sigma, self.n0, self.n, self.alpha)
-            card = run_with_progress(
-                evaluate, model, images, suite=[condition], store=self.store, limit=self.limit,
-                seed=self.seed, chunk=16, name=f"{self.model}, statistics {statistics}",
-            )  # fmt: skip
-            found[f"sigma {sigma:g}"] = card.rows[0]
-            sources[f"sigma {sigma:g}"] = str(card.provenance["statistics"])
-            flags += [replace(flag, state=f"sigma {sigma:g}") for flag in card.flags]
-        if self.json:
-            doubts = {name: [asdict(flag) for flag in flags if flag.state == name] for name in found}
-            told = {name: {"statistics": sources[name], "flags": doubts[name]} for name in found}
-            show.as_json({name: {**asdict(row), **told[name]} for name, row in found.items()})
-            return 0
-        names = max((list(row.figures) for row in found.values()), key=len)
-        names.remove("radius 0")  # the accuracy itself, shown with its interval
+
+    def _measured(self, model: Any, images: Any, sigma: float) -> Card:
+        from trimtab import evaluate
+        from trimtab.cli.evaluate import run_with_progress
+        from trimtab.evaluate.certified import Certified
+
+        statistics = "the model's own"
+        if self.adapt:
+            model, statistics = self._frozen(model, images, sigma)
+        return run_with_progress(
+            evaluate, model, images, suite=[Certified(sigma, self.n0, self.n, self.alpha)], store=self.store,
+            limit=self.limit, seed=self.seed, chunk=16, name=f"{self.model}, statistics {statistics}",
+        )  # fmt: skip
+
+    def _print(self, cards: Mapping[str, Card], images: str) -> None:
+        from trimtab.cli import console
+
+        first_rows = {sigma: card.rows[0] for sigma, card in cards.items()}
+        curves = {sigma: dict(row.curve.points) if row.curve else {} for sigma, row in first_rows.items()}
+        radii = [radius for radius in max(curves.values(), key=len) if radius]  # 0 is the accuracy itself
         rows = [
             [
-                name,
-                show.accuracy(row.accuracy, row.interval).strip(),
-                *(show.percent(row.figures.get(f, 0.0)) for f in names),
+                sigma,
+                console.accuracy(row.accuracy, row.interval).strip(),
+                *(console.percent(curves[sigma].get(radius, 0.0)) for radius in radii),
+                console.percent(row.figures["abstains"]),
             ]
-            for name, row in found.items()
+            for sigma, row in first_rows.items()
         ]
-        n = max(row.n for row in found.values())
-        draws = f"{self.n:,} draws, alpha {self.alpha:g}"
-        title = f"{self.model} on {images.name}, {n} images: certified accuracy by l2 radius, {draws}"
+        n = max(row.n for row in first_rows.values())
+        samples = f"{self.n:,} samples, alpha {self.alpha:g}"
+        title = f"{self.model} on {images}, {n} images: certified accuracy by l2 radius, {samples}"
         if self.adapt:
-            title += f"; statistics {', '.join(dict.fromkeys(sources.values()))}"
-        columns = ["", "r = 0  [95 %]", *(name.replace("radius", "r =") for name in names)]
-        show.table(title, columns, rows, right=range(1, len(columns)))
-        show.doubts(flags)
-        return 0
+            sources = dict.fromkeys(str(card.provenance["statistics"]) for card in cards.values())
+            title += f"; statistics {', '.join(sources)}"
+        columns = ["", "r = 0  [95 %]", *(f"r = {radius:g}" for radius in radii), "abstains"]
+        console.table(title, columns, rows, right=range(1, len(columns)))
+        flags = [(flag, sigma) for sigma, card in cards.items() for flag in card.flags]
+        console.flags([flag for flag, _ in flags], [sigma for _, sigma in flags])
 
     def _frozen(self, model: Any, images: Any, sigma: float) -> tuple[Any, str]:
+        """A copy with statistics frozen on noisy images, and where they come from."""
         from trimtab import adapt, data
 
         split = self.adapt_on or "train"
-        known = data.load(self.data, split)
+        known = data.load(self.data, split, input=model.spec)
         batch = next(iter(known.batches(self.adapt)))
         what = origin(known, images, split)
         frozen = adapt.frozen_under_noise(model, batch.x, sigma, self.seed, batch.ids, what=what)
         return frozen, str(frozen.provenance)
+
+
+def _as_json(cards: Mapping[str, Card]) -> None:
+    from trimtab.cli import console
+
+    console.as_json(
+        {
+            sigma: {
+                **asdict(card.rows[0]),
+                "statistics": str(card.provenance["statistics"]),
+                "flags": [asdict(flag) for flag in card.flags],
+            }
+            for sigma, card in cards.items()
+        }
+    )

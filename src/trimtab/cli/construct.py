@@ -11,17 +11,17 @@ import tyro
 
 from trimtab.cli.options import Count, Device, Json, Model, Place, Seed, Split, first, loaded
 
-PAINTED = ("AdvBN", "reconstructed")
-"""Kinds that a decoder paints."""
+DECODED = ("AdvBN", "reconstructed")
+"""Kinds whose images come from a decoder."""
 
 
 @dataclass(frozen=True)
 class Construct:
     """Make D_R, D_NR, D_rand, D_det, D_conflict or AdvBN images with a model, as an npz for --data npz:PATH.
 
-    D_R wants a robust model and D_NR a standard one; D_conflict wants --data npz:PATH of a D_R. AdvBN paints
+    D_R takes a robust model and D_NR a standard one; D_conflict takes --data npz:PATH of a D_R. AdvBN decodes
     images from features whose statistics hurt the model; `reconstructed` is its control, the same encoder
-    and decoder without the perturbation. Killed and run again, it goes on.
+    and decoder without the perturbation. Killed and run again, it resumes.
     """
 
     kind: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="KIND")]
@@ -31,13 +31,13 @@ class Construct:
     """Images with labels (`trimtab data list`)."""
     split: Split = "train"
     limit: Count = None
-    """Only the first so many images."""
+    """Only the first N images."""
     steps: Count = None
     """Gradient steps; as in the papers 1000 for D_R and D_NR, 100 for the other D, 6 for AdvBN."""
     cut: str = "layer1"
-    """AdvBN: the module of the model behind which the encoder ends."""
+    """AdvBN: the module of the model after which the encoder ends."""
     decoder: tuple[int, int] = (5000, 6)
-    """AdvBN: training images and epochs of the decoder, which is kept beside the set for the next one."""
+    """AdvBN: training images and epochs of the decoder, which is kept next to the set for later ones."""
     out: Place = None
     """Where to write the set; KIND.npz if not given."""
     seed: Seed = 0
@@ -45,17 +45,18 @@ class Construct:
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import construct, data
-        from trimtab.cli import show
+        from trimtab.cli import console
 
         self._check()
         about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
-        if self.kind in PAINTED:
+        if self.kind in DECODED:
             construct.place_for(about, self._out)  # before a decoder is trained for it
         model = loaded(self.model, self.device)
-        images = first(data.load(self.data, self.split), self.limit)
+        images = first(data.load(self.data, self.split, input=model.spec), self.limit)
         method = self._method(model)
-        with show.progress(f"constructing {self.kind}") as tell:
+        with console.progress(f"constructing {self.kind}") as tell:
             out = construct.build(
                 method,
                 model,
@@ -66,10 +67,10 @@ class Construct:
                 lambda d, n: tell(d, n, ""),
             )
         if self.json:
-            show.as_json({**about, "out": str(out), "n": len(images)})
+            console.as_json({**about, "out": str(out), "n": len(images)})
         else:
             use = f"use them as --data {quote(f'npz:{out}')}"
-            show.out.print(f"{len(images)} images are in {out}; {use}", markup=False)
+            console.out.print(f"{len(images)} images are in {out}; {use}", markup=False)
         return 0
 
     @property
@@ -80,7 +81,7 @@ class Construct:
         from trimtab import construct
         from trimtab.types import BadInput
 
-        kinds = (*construct.KINDS, *PAINTED)
+        kinds = (*construct.KINDS, *DECODED)
         if self.kind not in kinds:
             raise BadInput(f"{self.kind!r} is no construction; take one of {', '.join(kinds)}")
         if self.steps is not None and self.steps < 1:
@@ -93,23 +94,23 @@ class Construct:
                 f"{self.decoder[1]}"
             )
         source, _, path = self.data.partition(":")
-        elsewhere = source == "npz" and not Path(path).exists()  # which loading will tell
-        if self.kind == "D_conflict" and not elsewhere and construct.recorded(path).get("kind") != "D_R":
+        missing = source == "npz" and not Path(path).exists()  # loading reports it
+        if self.kind == "D_conflict" and not missing and construct.recorded(path).get("kind") != "D_R":
             raise BadInput(
-                f"D_conflict starts from a D_R, and {self.data} does not say that it is one; make it with "
+                f"D_conflict starts from a D_R, and {self.data} is not recorded as one; make it with "
                 "`trimtab construct D_R` and give --data npz:D_R.npz, or take D_det, the same from any images"
             )
 
     def _method(self, model: Any) -> Any:
         from trimtab import construct, data
-        from trimtab.cli import show
+        from trimtab.cli import console
 
         steps = {} if self.steps is None else {"steps": self.steps}
-        if self.kind not in PAINTED:
+        if self.kind not in DECODED:
             return construct.construction(self.kind, **steps)
         count, epochs = self.decoder
-        with show.progress("training the decoder", "epochs") as tell:
-            known = first(data.load(self.data, "train"), count)
+        with console.progress("training the decoder", "epochs") as tell:
+            known = first(data.load(self.data, "train", input=model.spec), count)
             auto = construct.painter(
                 model, self.cut, known, self._out.parent, epochs, self.seed, lambda d, n: tell(d, n, "")
             )

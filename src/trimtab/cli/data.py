@@ -12,7 +12,7 @@ from trimtab.cli.options import Json, Place
 
 @dataclass(frozen=True)
 class Fetch:
-    """Download a published set and check it. Killed and run again, it goes on."""
+    """Download a published set and check it. Killed and run again, it resumes."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """cifar10, cifar100, svhn or tiny-imagenet."""
@@ -23,23 +23,24 @@ class Fetch:
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import data
-        from trimtab.cli import show
+        from trimtab.cli import console
         from trimtab.data.fetch import checked
 
         before = data.available(self.root).get(self.name, False)
-        with show.progress(f"fetching {self.name}", unit="") as tell:
+        with console.progress(f"fetching {self.name}", unit="") as tell:
             home = data.fetch(
                 self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
             )
         right = checked(self.name, self.source, before)
         if self.json:
-            show.as_json({"name": self.name, "folder": str(home), "checked": right})
+            console.as_json({"name": self.name, "folder": str(home), "checked": right})
         elif right:
-            show.out.print(f"{self.name} is in {home}, and its hash is right.", markup=False)
+            console.out.print(f"{self.name} is in {home}, and its hash is right.", markup=False)
         else:
             why = "it was there before" if before else f"{self.source} is not named like the published file"
-            show.out.print(f"{self.name} is in {home}; its hash was not checked: {why}.", markup=False)
+            console.out.print(f"{self.name} is in {home}; its hash was not checked: {why}.", markup=False)
         return 0
 
 
@@ -52,12 +53,13 @@ class List:
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import data
-        from trimtab.cli import show
+        from trimtab.cli import console
 
         here = data.available(self.root)
         if self.json:
-            show.as_json(here)
+            console.as_json(here)
             return 0
         states = {"sample": "comes with trimtab", "two-cue": "made on the spot"}
         rows = [
@@ -68,7 +70,7 @@ class List:
             ]
             for name in data.NAMES
         ]
-        show.table("Image sets", ["--data", "where"], rows)
+        console.table("Image sets", ["--data", "where"], rows)
         return 0
 
 
@@ -79,4 +81,5 @@ class Data:
     action: Annotated[Fetch, tyro.conf.subcommand("fetch")] | Annotated[List, tyro.conf.subcommand("list")]
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         return self.action.run()

@@ -1,8 +1,8 @@
 """`trimtab demo`: the whole loop on embedded images and networks of the zoo, ending in a page.
 
-Audit, attack, adapt, certify a network that was trained as usual; fine-tune it for a minute with Mixture
-BN, so that a second set of norm parameters and statistics learns adversarial images; measure again; compare
-on a page. Everything is kept: a second call reads what the first one found.
+Audit, attack, adapt, certify a network with standard training; fine-tune it for a minute with Mixture BN, so
+that a second set of norm parameters and statistics learns adversarial images; measure again; compare on a
+page. Everything is stored: a second call reads the results of the first one.
 """
 
 from __future__ import annotations
@@ -17,128 +17,138 @@ import tyro
 from trimtab.cli.options import Json
 
 if TYPE_CHECKING:
-    from trimtab.evaluate import Card, Row
+    from trimtab.evaluate import BNMode, Card, Row
+    from trimtab.evaluate.records import ConditionRecord
 
 STANDARD, NOISY, RECIPE = "zoo:sample-standard", "zoo:sample-noise", "sample-mixture"
 EPS, SIGMA = "8/255", 0.25
+USUAL = "standard training"
 BEFORE, MAIN, ADV = "before", "after, main branch", "after, adversarial branch"
 QUICK = {"data.images": 256, "epochs": 1, "objective.attack.steps": 2}
-"""What of the recipe a quick demo changes."""
+"""What a quick demo changes of the recipe."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Audit, break, adapt and certify small networks of the zoo; harden one in a minute; write a page."""
+    """Audit, attack, adapt and certify small networks of the zoo; harden one in a minute; write a page."""
 
     out: Path = Path("trimtab-demo")
     """Where the network, the results and the page go. A second call reuses what is there."""
     limit: int = 500
     """Images to measure on."""
     quick: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Few images and steps: shows in seconds that everything runs, and nothing more."""
+    """Few images and steps: shows in seconds that everything runs; the numbers mean little."""
     json: Json = False
 
     @property
     def command(self) -> str:
-        """What one types to get the same numbers."""
+        """The command that gives the same numbers."""
         few = f" --limit {self.limit}" if self.limit != type(self).limit else ""
         return f"trimtab demo{few}{' --quick' * self.quick}"
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         import trimtab
         from trimtab import data, report
-        from trimtab.cli import show
+        from trimtab.cli import console
 
         began, busy = time.perf_counter(), time.process_time()
         model, images = trimtab.load(STANDARD), data.load("sample", "test")
-        found = [self._audit(model, images)]
+        findings = [self._audit(model, images)]
 
-        self._say(
-            f"2. Attacks at {EPS}, noise and fog, with the statistics of training and with adapted ones"
-        )
+        self._say(f"2. Attacks at {EPS}, noise and fog, with running and with adapted statistics")
         cards = {BEFORE: self._evaluate(BEFORE, model, images)}
-        found += what_breaks(cards[BEFORE])
+        findings += under_stress(cards[BEFORE])
 
-        self._say("3. Certificates: within which distance does the answer hold, whatever the attack?")
+        self._say("3. Certificates: within which radius is the prediction constant, whatever the attack?")
         certified = self._certify(model, images)
-        found.append(what_holds(certified))
+        findings.append(certificates(certified))
 
         tuned = self._fine_tune()
         self._say("5. The same measurements after fine-tuning, on either branch")
         for name, branch in {MAIN: "main", ADV: "adv"}.items():
             cards[name] = self._evaluate(name, _released(tuned, branch), images)
-        found += what_it_brought(cards)
+        findings += after_tuning(cards)
 
         page = self.out / "page.html"
         compared = [cards[BEFORE], cards[ADV]]
         extras = report.gather(model, images, cards[BEFORE], self.out / "store.sqlite")
         report.page(compared, page, title="Before and after a minute of Mixture BN", extras=extras)
         if self.json:
-            self._as_json(cards, certified, found, page)
+            self._as_json(cards, certified, findings, page)
             return 0
-        for sentence in found:
-            show.out.print(f"• {sentence}", markup=False, highlight=False)
+        for sentence in findings:
+            console.out.print(f"• {sentence}", markup=False, highlight=False)
         took = f"{time.perf_counter() - began:.0f} s ({time.process_time() - busy:.0f} s of processor time)"
-        show.out.print(f"That took {took}. The page is {page.resolve()}", markup=False, highlight=False)
+        console.out.print(f"That took {took}. The page is {page.resolve()}", markup=False, highlight=False)
         return 0
 
     def _say(self, words: str) -> None:
-        from trimtab.cli import show
+        from trimtab.cli import console
 
-        (show.err if self.json else show.out).print(words, markup=False, highlight=False)
+        (console.err if self.json else console.out).print(words, markup=False, highlight=False)
 
     def _audit(self, model: Any, images: Any) -> str:
         from trimtab import norm
 
-        self._say(f"1. {STANDARD}: a ResNet-8, trained as usual on 7,500 embedded images of clothes")
+        self._say(f"1. {STANDARD}: a ResNet-8 with standard training on 7,500 embedded images of clothes")
         audit = norm.audit(model, images.subset(slice(0, 512)).batches(128))
         worst = max(layer.drift_mean or 0.0 for layer in audit.layers)
-        state = "sound" if audit.sound else f"troubled: {audit}"
+        state = "fine" if audit.sound else f"not fine: {audit}"
         return (
-            f"Its {len(audit.layers)} normalisation layers are {state}; on test images their means are at "
-            f"most {worst:.2f} deviations off."
+            f"Its {len(audit.layers)} normalization layers are {state}; on test images their means are at "
+            f"most {worst:.2f} std off."
         )
 
     def _evaluate(self, name: str, model: Any, images: Any) -> Card:
-        """All conditions with the statistics of training; disturbances with adapted ones, too."""
+        """All conditions with running statistics; noise and corruptions with adapted ones as well."""
         from trimtab import attacks
-        from trimtab.cli import show
-        from trimtab.evaluate import Attacked, Clean, Corrupted, Noise, PerBatch, Running, Shifted, Similar
+        from trimtab.cli import console
+        from trimtab.evaluate import (
+            Attacked,
+            Clean,
+            Corrupted,
+            Noise,
+            PerBatchMode,
+            RunningMode,
+            Shifted,
+            Similar,
+        )
 
         linf = attacks.Linf(EPS)
-        attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, score="any"))]
-        disturbed = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3), Shifted(0.2), Similar()]
-        if name == MAIN:  # only what shows that this branch stayed what it was
-            card = self._measure(name, model, images, [Clean(), *attacked], Running())
+        attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, early_stop=True))]
+        unattacked = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3), Shifted(0.2), Similar()]
+        if name == MAIN:  # only what shows that this branch is unchanged
+            card = self._measure(name, model, images, [Clean(), *attacked], RunningMode())
         else:
-            card = self._measure(name, model, images, [*disturbed, *attacked], Running())
-            adapted = self._measure(name, model, images, disturbed, PerBatch(1.0))
+            card = self._measure(name, model, images, [*unattacked, *attacked], RunningMode())
+            adapted = self._measure(name, model, images, unattacked, PerBatchMode(1.0))
             card = replace(card, rows=card.rows + adapted.rows, flags=card.flags + adapted.flags)
         if not self.json:
-            show.scorecard(card)
+            console.scorecard(card)
         return card
 
-    def _measure(self, name: str, model: Any, images: Any, suite: Any, state: Any) -> Card:
+    def _measure(self, name: str, model: Any, images: Any, suite: Any, mode: Any) -> Card:
         from trimtab import evaluate
         from trimtab.cli.evaluate import run_with_progress
 
         limit = min(self.limit, 48) if self.quick else self.limit
         return run_with_progress(
-            evaluate, model, images, suite=suite, states=[state], limit=limit, name=name,
+            evaluate, model, images, suite=suite, bn_modes=[mode], limit=limit, name=name,
             store=self.out / "store.sqlite", command=self.command, keep_images=True, examine=not self.quick,
         )  # fmt: skip
 
     def _certify(self, model: Any, images: Any) -> dict[str, Row]:
         import trimtab
         from trimtab import adapt, data, evaluate
-        from trimtab.cli import show
+        from trimtab.cli import console
         from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate.certified import Certified
 
         first = next(iter(data.load("sample", "train").batches(256)))
         what = "training images"
         networks = {
-            "trained as usual": model,
+            USUAL: model,
             "with statistics frozen on 256 noisy training images": adapt.frozen_under_noise(
                 model, first.x, SIGMA, ids=first.ids, what=what
             ),
@@ -153,11 +163,12 @@ class Demo:
             for name, network in networks.items()
         }  # fmt: skip
         if not self.json:
-            radii = [name for name in rows["trained as usual"].figures if name != "abstains"]
-            show.table(
-                f"Certified accuracy, {limit} images, {draws:,} draws at sigma {SIGMA:g}",
-                ["", *(name.replace("radius", "r =") for name in radii)],
-                [[name, *(show.percent(row.figures[at]) for at in radii)] for name, row in rows.items()],
+            curves = {name: row.curve.points for name, row in rows.items() if row.curve}
+            radii = [radius for radius, _ in curves[USUAL]]
+            console.table(
+                f"Certified accuracy, first {limit} images, {draws:,} samples at sigma {SIGMA:g}",
+                ["", *(f"r = {radius:g}" for radius in radii)],
+                [[name, *(console.percent(value) for _, value in points)] for name, points in curves.items()],
                 right=range(1, 1 + len(radii)),
             )
         return rows
@@ -170,7 +181,7 @@ class Demo:
         recipe = train.read_recipe(RECIPE, QUICK if self.quick else None)
         folder = self.out / ("mixture-quick" if self.quick else "mixture")
         if (folder / "model.json").is_file():
-            self._say(f"4. It was fine-tuned before: {folder}")
+            self._say(f"4. Already fine-tuned: {folder}")
         else:
             self._say("4. A minute of Mixture BN: a second branch of its norm layers learns attacked images")
             alone = train.Engine(devices=1)
@@ -182,18 +193,18 @@ class Demo:
         return trimtab.load(f"file:{folder}")
 
     def _as_json(
-        self, cards: dict[str, Card], certified: dict[str, Row], found: list[str], page: Path
+        self, cards: dict[str, Card], certified: dict[str, Row], findings: list[str], page: Path
     ) -> None:
         import json
         from dataclasses import asdict
 
-        from trimtab.cli import show
+        from trimtab.cli import console
 
-        show.as_json(
+        console.as_json(
             {
                 "cards": {name: json.loads(card.json()) for name, card in cards.items()},
                 "certified": {name: asdict(row) for name, row in certified.items()},
-                "findings": found,
+                "findings": findings,
                 "page": str(page),
             }
         )
@@ -208,44 +219,60 @@ def _released(model: Any, branch: str) -> Any:
     return norm.release(copy.deepcopy(model), branch)
 
 
-# ---- what was found, in plain words; every number is from a card ------------------------------------------
+# ---- the findings in sentences; every number is from a card -----------------------------------------
 
 
-def what_breaks(card: Card) -> list[str]:
-    """Clean, attacked, and disturbed with and without adapted statistics."""
-    clean, worst = _accuracy(card, "clean"), _attacked(card)
-    noisy = [row.condition for row in card.rows if row.kind == "noise"][-1]
-    adapted = [row.state for row in card.rows][-1]
-    plain, mended = (_accuracy(card, noisy, state) for state in ("running", adapted))
-    change = "raises" if mended > plain else "does not raise"
+def under_stress(card: Card) -> list[str]:
+    """Compare clean, attacked, and noisy accuracy, the latter with and without adapted statistics."""
+    from trimtab.evaluate import RunningMode
+    from trimtab.evaluate.records import CleanRecord
+
+    clean, worst = _accuracy(card, CleanRecord()), _attacked(card)
+    noise = [row.condition for row in card.rows if row.kind == "noise"][-1]
+    adapted = [row.bn_mode for row in card.rows][-1]
+    before, after = (_accuracy(card, noise, mode) for mode in (RunningMode(), adapted))
+    change = "raises" if after > before else "does not raise"
     return [
-        f"It is right on {clean:.0%} of clean images; attacks of at most {EPS} per pixel leave {worst:.0%}.",
-        f"{noisy} leaves {plain:.0%}. Re-estimating the statistics on the noisy images {change} that: "
-        f"{mended:.0%}, with no training at all. That mends noise, and is no defence against an attacker.",
+        f"It classifies {clean:.0%} of clean images correctly, and {worst:.0%} under attacks of {EPS} per "
+        "pixel.",
+        f"Under {noise}, it classifies {before:.0%}. Re-estimating the statistics on the noisy images "
+        f"{change} this: {after:.0%}, without training. This helps against noise; it is no defense against "
+        "attacks.",
     ]
 
 
-def what_holds(certified: dict[str, Row]) -> str:
-    radius = next(at for at in list(next(iter(certified.values())).figures)[1:] if at.startswith("radius"))
-    shares = ", ".join(f"{row.figures[radius]:.0%} {name}" for name, row in certified.items())
-    return f"Certified to be right within an l2 {radius} (alpha 0.001): {shares}."
+def certificates(certified: dict[str, Row]) -> str:
+    """Compare what is certified at the smallest radius above 0."""
+    curves = {name: row.curve.points for name, row in certified.items() if row.curve}
+    radius = next(iter(curves.values()))[1][0]
+    fractions = ", ".join(f"{points[1][1]:.0%} ({name})" for name, points in curves.items())
+    return f"Certified correct within an l2 radius of {radius:g} (alpha 0.001): {fractions}."
 
 
-def what_it_brought(cards: dict[str, Card]) -> list[str]:
+def after_tuning(cards: dict[str, Card]) -> list[str]:
+    """Compare both branches with the network before."""
+    from trimtab.evaluate.records import CleanRecord
+
     before, main, adv = (cards[name] for name in (BEFORE, MAIN, ADV))
+    clean = {name: _accuracy(cards[name], CleanRecord()) for name in (BEFORE, MAIN, ADV)}
     return [
-        f"After fine-tuning, the adversarial branch stands on {_attacked(adv):.0%} under the strongest "
-        f"attack (before: {_attacked(before):.0%}) and is right on {_accuracy(adv, 'clean'):.0%} of clean "
-        f"images (before: {_accuracy(before, 'clean'):.0%}).",
-        f"The main branch keeps {_accuracy(main, 'clean'):.0%} on clean images, and falls to "
-        f"{_attacked(main):.0%} under attack. The two share all weights but the norm layers; still they are "
-        "two classifiers, and you deploy one: nothing tells an attacked image from a clean one beforehand.",
+        f"After fine-tuning, the adversarial branch classifies {_attacked(adv):.0%} correctly under the "
+        f"strongest attack (before: {_attacked(before):.0%}) and {clean[ADV]:.0%} of clean images (before: "
+        f"{clean[BEFORE]:.0%}).",
+        f"The main branch keeps {clean[MAIN]:.0%} on clean images and drops to {_attacked(main):.0%} under "
+        "attack. The two share all weights except the norm layers, but they are two classifiers, and you "
+        "deploy one of them: nothing separates adversarial from clean images beforehand.",
     ]
 
 
-def _accuracy(card: Card, condition: str, state: str = "running") -> float:
-    return next(r.accuracy for r in card.rows if (r.condition, r.state) == (condition, state))
+def _accuracy(card: Card, condition: ConditionRecord, mode: BNMode | None = None) -> float:
+    from trimtab.evaluate import RunningMode
+
+    cell = (condition, mode or RunningMode())
+    return next(row.accuracy for row in card.rows if (row.condition, row.bn_mode) == cell)
 
 
 def _attacked(card: Card) -> float:
-    return min(r.accuracy for r in card.rows if r.kind == "attack" and r.state == "running")
+    from trimtab.evaluate import RunningMode
+
+    return min(r.accuracy for r in card.rows if r.kind == "attack" and r.bn_mode == RunningMode())

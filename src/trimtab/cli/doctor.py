@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from trimtab.cli.options import Json
+from trimtab.types import BadInput
 
 NEEDED = (
     "torch",
@@ -35,28 +36,27 @@ class Doctor:
     json: Json = False
 
     def run(self) -> int:
-        from trimtab.cli import show
+        """Run the command and return its exit code."""
+        from trimtab.cli import console
         from trimtab.models.architectures import extra
 
         versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
         extras = {f"import {name}": partial(extra, name) for name in EXTRAS if versions[name]}
         results = {name: _try(test) for name, test in (TESTS | extras).items()}
         missing = [name for name in NEEDED if versions[name] is None]
-        sound = not missing and all(trouble is None for trouble, _ in results.values())
+        sound = not missing and all(error is None for error, _ in results.values())
         if self.json:
-            checks = {name: trouble or "ok" for name, (trouble, _) in results.items()}
-            show.as_json({"sound": sound, "versions": versions, "checks": checks, "device": _device()})
+            checks = {name: error or "ok" for name, (error, _) in results.items()}
+            console.as_json({"sound": sound, "versions": versions, "checks": checks, "device": _device()})
             return int(not sound)
         rows = [
-            [name, found or ("missing" if name in NEEDED else "not installed (optional)")]
-            for name, found in versions.items()
+            [name, installed or ("missing" if name in NEEDED else "not installed (optional)")]
+            for name, installed in versions.items()
         ]
-        show.table(f"trimtab {_version('trimtab')}, on {_device()}", ["package", "version"], rows)
-        checked = [
-            [name, trouble or "ok", f"{seconds:.1f} s"] for name, (trouble, seconds) in results.items()
-        ]
-        show.table("Self test", ["check", "result", "took"], checked, right=[2])
-        show.out.print("All is well." if sound else "Something is wrong: see above.")
+        console.table(f"trimtab {_version('trimtab')}, on {_device()}", ["package", "version"], rows)
+        checked = [[name, error or "ok", f"{seconds:.1f} s"] for name, (error, seconds) in results.items()]
+        console.table("Self test", ["check", "result", "took"], checked, right=[2])
+        console.out.print("All is well." if sound else "Something is wrong: see above.")
         return int(not sound)
 
 
@@ -70,10 +70,12 @@ def _version(package: str) -> str | None:
 def _device() -> str:
     import torch
 
+    from trimtab.runtime.bfloat16 import probe
+
     return (
         torch.cuda.get_device_name()
         if torch.cuda.is_available()
-        else f"CPU with {torch.get_num_threads()} threads"
+        else f"CPU with {torch.get_num_threads()} threads, bfloat16 {probe().speed}"
     )
 
 
@@ -81,10 +83,10 @@ def _try(test: Callable[[], object]) -> tuple[str | None, float]:
     began = time.perf_counter()
     try:
         test()
-        trouble = None
-    except Exception as problem:  # whatever is wrong with an installation is what this command is to tell
-        trouble = f"{type(problem).__name__}: {problem}"
-    return trouble, time.perf_counter() - began
+        error = None
+    except Exception as problem:  # whatever is wrong with an installation, this command reports it
+        error = f"{type(problem).__name__}: {problem}"
+    return error, time.perf_counter() - began
 
 
 def _steering() -> None:
@@ -127,8 +129,15 @@ def _certifying() -> None:
     from trimtab import certify, models
 
     model = models.build("resnet8", classes=10, width=8).eval()
-    found = certify.certify(model, torch.rand(2, 3, 32, 32), sigma=0.25, n0=10, n=50)
-    assert len(found.classes) == 2, "certificates are missing"
+    certificates = certify.certify(model, torch.rand(2, 3, 32, 32), sigma=0.25, n0=10, n=50)
+    assert len(certificates.classes) == 2, "certificates are missing"
+
+
+def _bfloat16() -> None:
+    from trimtab.runtime.bfloat16 import probe
+
+    if not probe().works:
+        raise BadInput(str(probe()))
 
 
 def _reading() -> None:
@@ -146,4 +155,5 @@ TESTS: dict[str, Callable[[], object]] = {
     "adapt": _adapting,
     "certify": _certifying,
     "read and corrupt images": _reading,
+    "bfloat16": _bfloat16,
 }

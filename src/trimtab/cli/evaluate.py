@@ -1,4 +1,4 @@
-"""`trimtab evaluate`: scorecard, trust card, store, page."""
+"""`trimtab evaluate`: scorecard, trust card, store, report page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from trimtab.cli.options import (
+    AS_RECORDED,
     Count,
     Device,
     Json,
     Model,
     Place,
+    Preprocessing,
     Seed,
     Split,
     Strict,
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from trimtab.evaluate import Card
     from trimtab.measure.corruption_error import Baseline
 
-STATES = (
-    "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once, to "
+BN_MODES = (
+    "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once, on "
     "the first of the images that are evaluated)"
 )
 
@@ -43,28 +45,29 @@ STATES = (
 class Evaluate:
     """Measure a model's accuracy, clean and under attack, and whether the numbers can be trusted.
 
-    Kill it and run it again: it goes on where it was. Finished work is never repeated.
+    A run that was killed resumes when it is started again; finished work is never repeated.
     """
 
     model: Model
     data: str = "sample"
     """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
     split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
     suite: str = "quick"
     """What to measure.
-    quick: clean, FGSM, PGD-20, noise, moved statistics, gradient similarity: minutes on a CPU
+    quick: clean, FGSM, PGD-20, noise, shifted statistics, gradient similarity: minutes on a CPU
     standard: and the margin, l2, an iteration curve to 100, a sample of corruptions
     full: and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities, certificates
     corruptions: clean, and the 15 + 4 common corruptions at all severities
     """
     limit: Count = None
-    """Only the first so many images."""
-    states: Annotated[tuple[str, ...], tyro.conf.arg(metavar="STATE ...")] = ("running",)
-    """Which statistics normalise.
+    """Only the first N images."""
+    bn_modes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODE ...")] = ("running",)
+    """Which statistics normalize.
     running: the model's own
-    branch:NAME: of a branch
-    batch[:RHO]: of every batch
-    frozen[:IMAGES]: of the first 256, or so many, images of the data, as a condition shows them
+    branch:NAME: those of a branch
+    batch[:RHO]: re-estimated on every batch
+    frozen[:N]: re-estimated once on the first N images (default 256), corrupted as evaluated
     """
     eps: str = "8/255"
     """Radius of l_inf attacks, in pixels."""
@@ -72,40 +75,41 @@ class Evaluate:
     """Radius of l2 attacks, in pixels; quick and corruptions do not use it."""
     seed: Seed = 0
     batch_size: int = 256
-    """Images at once; results do not depend on it."""
+    """Images per forward pass; results do not depend on it."""
     chunk: int = 256
-    """Images that are committed at once, and the batch of states that adapt per batch."""
+    """Images that are committed at once, and the batch of modes that adapt per batch."""
     processes: int = 1
     """Processes on this machine."""
     device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
-    page: Place = None
+    html: Place = None
     """Write the report page here."""
     baseline: Text = None
-    """For corruptions: the id of a run on the same images, whose errors are divided by."""
+    """For corruptions: the id of a run on the same images; mCE divides by its errors."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
-    insist: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Attack also where the trust card finds that the numbers will mean nothing (wrong pixels, say)."""
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Attack even where the trust card finds that the numbers will be meaningless (wrong pixels, say)."""
     strict: Strict = False
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import data, evaluate
         from trimtab.attacks import L2, Linf
-        from trimtab.cli import show
+        from trimtab.cli import console
         from trimtab.types import BadInput
 
         if self.baseline is not None and self.suite != "corruptions":
-            raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} has no use for it")
-        if self.page is not None:
+            raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} does not use it")
+        if self.html is not None:
             from trimtab.report.page import require_folder
 
-            require_folder(self.page)
-        images = data.load(self.data, self.split)
+            require_folder(self.html)
+        model = loaded(self.model, self.device, self.preprocessing)
+        images = data.load(self.data, self.split, input=model.spec)
         baseline = self._baseline(images)
-        model = loaded(self.model, self.device)
         card = run_with_progress(
             evaluate,
             model,
@@ -114,33 +118,33 @@ class Evaluate:
             store=self.store,
             limit=self.limit,
             seed=self.seed,
-            states=[state(text) for text in self.states],
+            bn_modes=[bn_mode(text) for text in self.bn_modes],
             linf=Linf(self.eps),
             l2=L2(self.eps_l2),
             batch_size=self.batch_size,
             chunk=self.chunk,
             keep_images=self.keep_images,
-            insist=self.insist,
+            force=self.force,
             processes=self.processes,
             name=self.model,
         )
         if self.json and baseline is not None:
-            show.as_json({**json.loads(card.json()), **_against(card, baseline)})
+            console.as_json({**json.loads(card.json()), **_relative_errors(card, baseline)})
         elif self.json:
             print(card.json(), end="")
         elif self.suite == "corruptions":
             self._corruptions(card, baseline)
         else:
-            show.scorecard(card)
-        if self.page is not None and speaks():
+            console.scorecard(card)
+        if self.html is not None and speaks():
             from trimtab import report
 
-            report.page([card], self.page, extras=report.gather(model, images, card, self.store))
-            show.err.print(f"The page is {self.page}.", markup=False)
+            report.page([card], self.html, extras=report.gather(model, images, card, self.store))
+            console.err.print(f"The page is {self.html}.", markup=False)
         return int(self.strict and not card.trusted)
 
     def _baseline(self, images: Images) -> Baseline | None:
-        """The run to divide errors by, if it has them all and saw the same images."""
+        """The run to divide errors by, if it has them all and was measured on the same images."""
         from trimtab import evaluate
         from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
         from trimtab.evaluate.corruption import baseline_of
@@ -149,8 +153,10 @@ class Evaluate:
         if self.baseline is None:
             return None
         card = evaluate.find(self.baseline, self.store).card
-        found = baseline_of(card)
-        if missing := [name for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if name not in found.mean_errors]:
+        summary = baseline_of(card)
+        if missing := [
+            name for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if name not in summary.mean_errors
+        ]:
             raise BadInput(
                 f"the run {self.baseline!r} has no error for {missing[0]}; take one of --suite corruptions"
             )
@@ -158,51 +164,52 @@ class Evaluate:
         if card.provenance.get("data") != images.digest or card.rows[0].n != n:
             raise BadInput(
                 f"the run {self.baseline!r} was measured on other images ({card.rows[0].n} of {card.data}, "
-                f"here {n} of {images.name}); a baseline must have seen the same"
+                f"here {n} of {images.name}); a baseline needs the same images"
             )
-        return found
+        return summary
 
     def _corruptions(self, card: Card, baseline: Baseline | None) -> None:
-        from trimtab.cli import show
+        from trimtab.cli import console
         from trimtab.evaluate.corruption import corruption_errors
+        from trimtab.report.tables import images
 
-        states = list(dict.fromkeys(row.state for row in card.rows))
-        judged = [corruption_errors(card, state, baseline) for state in states]
+        modes = list(dict.fromkeys(row.bn_mode for row in card.rows))
+        summaries = [corruption_errors(card, mode, baseline) for mode in modes]
         rows = [
             [
                 "frost (grown ice)" if name == "frost" else name.replace("_", " "),
-                *(show.percent(found.mean_errors[name]) for found in judged),
+                *(console.percent(summary.mean_errors[name]) for summary in summaries),
             ]
-            for name in judged[0].errors
+            for name in summaries[0].errors
         ]
-        rows += [["clean", *(show.percent(found.clean) for found in judged)]]
-        rows += [["mean of the fifteen", *(show.percent(found.mean_error) for found in judged)]]
-        rows += [["gap to clean", *(show.percent(found.gap) for found in judged)]]
+        rows += [["clean", *(console.percent(summary.clean) for summary in summaries)]]
+        rows += [["mean of the fifteen", *(console.percent(summary.mean_error) for summary in summaries)]]
+        rows += [["gap to clean", *(console.percent(summary.gap) for summary in summaries)]]
         if baseline is not None:
-            rows += [["mCE", *(f"{100 * found.mce:.1f}" for found in judged)]]
-            rows += [["relative mCE", *(f"{100 * found.relative_mce:.1f}" for found in judged)]]
-        against = f", mCE against {baseline.name}" if baseline else ""
-        title = f"{card.model} on {card.data}: error by corruption, mean of five severities{against}"
-        show.table(title, ["corruption", *states], rows, right=range(1, 9))
-        show.doubts(card.flags)
+            rows += [["mCE", *(f"{100 * summary.mce:.1f}" for summary in summaries)]]
+            rows += [["relative mCE", *(f"{100 * summary.relative_mce:.1f}" for summary in summaries)]]
+        against = f", mCE relative to {baseline.name}" if baseline else ""
+        title = f"{card.model}, {images(card)}: error by corruption, mean of five severities{against}"
+        console.table(title, ["corruption", *map(str, modes)], rows, right=range(1, 9))
+        console.flags(card.flags)
 
 
-def _against(card: Card, baseline: Baseline) -> dict[str, Any]:
-    """The mCE of each norm state, for scripts."""
+def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
+    """The mCE of each BN mode, for scripts."""
     from trimtab.evaluate.corruption import corruption_errors
 
-    states = dict.fromkeys(row.state for row in card.rows)
-    judged = {state: corruption_errors(card, state, baseline) for state in states}
+    modes = dict.fromkeys(row.bn_mode for row in card.rows)
+    summaries = {str(mode): corruption_errors(card, mode, baseline) for mode in modes}
     return {
         "baseline": baseline.name,
-        "mce": {state: found.mce for state, found in judged.items()},
-        "relative_mce": {state: found.relative_mce for state, found in judged.items()},
+        "mce": {mode: summary.mce for mode, summary in summaries.items()},
+        "relative_mce": {mode: summary.relative_mce for mode, summary in summaries.items()},
     }
 
 
 def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:
-    """`evaluate.run` with a bar that shows the bounds on the accuracy so far, shared out under torchrun."""
-    from trimtab.cli import show
+    """Call `evaluate.run` with a bar that shows bounds on the accuracy so far; shared under torchrun."""
+    from trimtab.cli import console
 
     options.setdefault("command", shlex.join(["trimtab", *sys.argv[1:]]))
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "LOCAL_WORLD_SIZE" in os.environ:
@@ -211,27 +218,28 @@ def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) ->
         options["fabric"] = Engine().start("32-true")
         model = options["fabric"].to_device(model)
 
-    with show.progress("evaluating") as tell:
+    with console.progress("evaluating") as update:
 
-        def told(at: Any) -> None:
-            tell(at.done, at.total, f"{at.condition}: {100 * at.lower:.0f} to {100 * at.upper:.0f} %")
+        def notify(status: Any) -> None:
+            bounds = f"{100 * status.lower:.0f} to {100 * status.upper:.0f} %"
+            update(status.done, status.total, f"{status.condition}: {bounds}")
 
-        card: Card = evaluate.run(model, images, progress=told, **options)
+        card: Card = evaluate.run(model, images, progress=notify, **options)
     return card
 
 
-def state(text: str) -> Any:
-    """A norm state as it is written on the command line."""
-    from trimtab.evaluate import states
+def bn_mode(text: str) -> Any:
+    """Return the BN mode that the command line names."""
+    from trimtab.evaluate import bn_modes
     from trimtab.types import BadInput, number
 
     kind, _, rest = text.partition(":")
     if kind == "running" and not rest:
-        return states.Running()
+        return bn_modes.RunningMode()
     if kind == "branch" and rest:
-        return states.Branch(rest)
+        return bn_modes.BranchMode(rest)
     if kind == "batch":
-        return states.PerBatch(number(rest or 1.0))
+        return bn_modes.PerBatchMode(number(rest or 1.0))
     if kind == "frozen":
-        return states.Frozen(images=whole(rest or "256", "frozen:IMAGES"))
-    raise BadInput(f"{text!r} is no norm state; write one of {STATES}")
+        return bn_modes.FrozenMode(images=whole(rest or "256", "frozen:IMAGES"))
+    raise BadInput(f"{text!r} is not a BN mode; write one of {BN_MODES}")

@@ -1,4 +1,4 @@
-"""From words on a command line to a command, and from trouble to one clear line."""
+"""The entry point: arguments become a command, and errors become one line on stderr."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import tyro
 
 import trimtab
 from trimtab.cli.adapt import Adapt
+from trimtab.cli.aliases import modernize
+from trimtab.cli.analyze import Analyze
 from trimtab.cli.audit import Audit
 from trimtab.cli.bench import Bench
 from trimtab.cli.certify import Certify
+from trimtab.cli.cli_errors import parse
 from trimtab.cli.construct import Construct
 from trimtab.cli.data import Data
 from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
-from trimtab.cli.lens import Lens
-from trimtab.cli.memory import keep_freed
+from trimtab.cli.memory import tune_allocator
 from trimtab.cli.options import speaks
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.reproduce import Reproduce
 from trimtab.cli.train import Train
-from trimtab.cli.words import understood
 from trimtab.types import BadInput
 
 Command = (
@@ -40,7 +41,7 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Adapt, tyro.conf.subcommand("adapt")]
     | Annotated[Certify, tyro.conf.subcommand("certify")]
-    | Annotated[Lens, tyro.conf.subcommand("lens")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Construct, tyro.conf.subcommand("construct")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Runs, tyro.conf.subcommand("runs")]
@@ -49,7 +50,7 @@ Command = (
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
-ABOUT = """See, steer, attack, train against, adapt and certify the norm statistics of your classifier.
+ABOUT = """Inspect, steer, attack, train against, adapt and certify the norm statistics of your classifier.
 
 MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module:function;
 DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`).
@@ -60,36 +61,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if any("\0" in word for word in given):
-        return _say("an argument holds a null byte, which no name of a file or model can")
+        return _fail("an argument contains a null byte, which no name of a file or model can")
     if given == ["--version"]:
         print(f"trimtab {trimtab.__version__}")
         return 0
+    given, warnings = modernize(given)
+    for warning in warnings:
+        print(f"trimtab: {warning}", file=sys.stderr)
     overrides: list[str] = []
     try:
         if given[:1] == ["train"]:
             given, overrides = Train.split(given)
-        command = understood(Command, given or ["--help"], ABOUT)
+        command = parse(Command, given or ["--help"], ABOUT)
         if isinstance(command, Train):
             command = command.with_overrides(overrides)
-        if not isinstance(command, Bench):  # which compares with others as their users run them
-            keep_freed(large=isinstance(command, Train))
+        if not isinstance(command, Bench):  # it measures others as their users run them
+            tune_allocator(large=isinstance(command, Train))
         with ExitStack() as stack:
-            if not speaks():  # of several processes the first one prints; what goes wrong, each one says
+            if not speaks():  # of several processes only the first prints; errors are printed by each
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             return int(command.run())
-    except BadInput as trouble:
-        return _say(str(trouble))
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BadInput as problem:
+        return _fail(str(problem))
+    except BrokenPipeError:  # the reader of our output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        _say("interrupted; what was finished is kept")
+        _fail("interrupted; what was finished is kept")
         return 130
-    except Exception as trouble:
-        sentence = None if os.environ.get(TRACE) else _explained(trouble)
+    except Exception as problem:
+        sentence = None if os.environ.get(TRACE) else _explained(problem)
         if sentence is None:
             raise
-        return _say(sentence)
+        return _fail(sentence)
 
 
 TRACE = "TRIMTAB_TRACE"
@@ -97,28 +101,28 @@ TRACE = "TRIMTAB_TRACE"
 
 
 _MISFITS = ("shapes cannot be multiplied", "must match", "expected input", "Calculated padded input size")
-"""What torch says when layers are given another shape than they were made for."""
+"""Parts of torch's messages where layers get another shape than they were made for."""
 
 
-def _explained(trouble: Exception) -> str | None:
+def _explained(problem: Exception) -> str | None:
     """What went wrong, in a sentence, if it is the machine's fault or that of code which is not ours."""
-    from trimtab.models.memory import ran_out
+    from trimtab.runtime import is_out_of_memory
 
-    first = (str(trouble).splitlines() or [""])[0]
-    if isinstance(trouble, RuntimeError | MemoryError) and ran_out(trouble):
+    first = (str(problem).splitlines() or [""])[0]
+    if is_out_of_memory(problem):
         return "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
-    if isinstance(trouble, RuntimeError) and any(words in str(trouble) for words in _MISFITS):
+    if isinstance(problem, RuntimeError) and any(words in str(problem) for words in _MISFITS):
         return f"the network cannot take these images: {first}"
-    if isinstance(trouble, OSError) and trouble.errno is not None:  # else it is some library's own
-        return f"{trouble.filename or 'a file'}: {trouble.strerror or trouble}"
-    place = _in_their_code(trouble)
-    return place and f"{place} raised {type(trouble).__name__}: {first} (where from, {TRACE}=1 shows)"
+    if isinstance(problem, OSError) and problem.errno is not None:  # else it is a library's own
+        return f"{problem.filename or 'a file'}: {problem.strerror or problem}"
+    place = _in_their_code(problem)
+    return place and f"{place} raised {type(problem).__name__}: {first} (where from, {TRACE}=1 shows)"
 
 
-def _in_their_code(trouble: Exception) -> str | None:
+def _in_their_code(problem: Exception) -> str | None:
     """The line of the user's code that an error came from, if it passed through it after ours."""
     ours, library = Path(trimtab.__file__).parent, Path(sysconfig.get_path("stdlib"))
-    for frame in reversed(traceback.extract_tb(trouble.__traceback__)):
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(ours):
             return None
@@ -128,8 +132,8 @@ def _in_their_code(trouble: Exception) -> str | None:
     return None
 
 
-def _say(sentence: str) -> int:
-    """One line, whatever a file's name in it holds: line breaks, commands to a terminal, no text at all."""
+def _fail(sentence: str) -> int:
+    """Print one line on stderr, whatever it quotes (line breaks, control characters), and return 2."""
     line = " ".join(sentence.split())
     print("trimtab: " + "".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
     return 2

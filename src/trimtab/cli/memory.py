@@ -1,22 +1,26 @@
-"""Keep freed memory for the next pass, where the process is our own."""
+"""Keep freed memory for the next pass, in the processes of commands."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""glibc's names for them are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc."""
 
 
-def keep_freed(large: bool = False) -> bool:
-    """Ask glibc not to give freed memory back to the system after every pass, only to fetch it again.
+def tune_allocator(large: bool = False) -> bool:
+    """Let glibc keep freed memory for the next pass; return whether it does.
 
-    A network's features are freed and needed again in each step, and fetching them page by page takes a tenth
-    of a training step. Pieces above 32 MiB are given back all the same unless `large` ones are kept, too:
-    that saves as much again where they come in the same sizes in every step, as in training, and costs
-    memory where they do not. Tells whether it was done: only Linux with glibc can be asked to, and of large
-    pieces only a recent one.
+    A network's features are freed and allocated again in each step; returned to the system in between, their
+    page faults take a tenth of a training step. Only Linux with glibc can keep them, and large allocations
+    only with a recent version.
+
+    Args:
+        large: keep allocations above 32 MiB as well. That saves as much again where they have the same sizes
+            in every step, as in training, and costs memory where they do not.
     """
     if sys.platform != "linux":
         return False
@@ -27,3 +31,10 @@ def keep_freed(large: bool = False) -> bool:
     mallopt(_TRIM_THRESHOLD, -1)
     kept = bool(mallopt(_MMAP_THRESHOLD, 1 << 25))
     return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) if large else kept
+
+
+def __getattr__(name: str) -> Any:
+    if name == "keep_freed":
+        warnings.warn("keep_freed is now tune_allocator", DeprecationWarning, stacklevel=2)
+        return tune_allocator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

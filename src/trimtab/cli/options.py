@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +21,11 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Print JSON for scripts.")]
-Strict = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if there is trouble.")]
+Strict = Annotated[
+    tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if there are warnings.")
+]
 Split = Annotated[str, tyro.conf.arg(help="Which part of the images: train or test.")]
-Seed = Annotated[int, tyro.conf.arg(help="Decides every random draw.")]
+Seed = Annotated[int, tyro.conf.arg(help="Seed of all randomness.")]
 
 Device = Annotated[
     str, tyro.conf.arg(help="Where the model runs: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
@@ -44,19 +48,74 @@ Number = Annotated[
 
 
 def speaks() -> bool:
-    """Whether this process is the first of those that torchrun or Fabric started, or alone."""
+    """Return whether this process prints: it runs alone, or is the first of torchrun's or Fabric's."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
-def loaded(model: str, device: str) -> Any:
-    """The model that a command names, where it is to run."""
+@dataclass(frozen=True)
+class Preprocessing:
+    """How image files become the model's input, where it differs from what the model records."""
+
+    input_size: Count = None
+    """Height and width of the model's input in pixels."""
+    crop_fraction: Annotated[str | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Side of the central crop divided by the resized image's shorter side (timm's crop_pct)."""
+    resize: Count = None
+    """The resized image's shorter side in pixels, instead of --crop-fraction."""
+    interpolation: Text = None
+    """How images are resized: nearest, bilinear, bicubic, lanczos, box or hamming."""
+    crop_mode: Text = None
+    """center, squash or border."""
+    mean: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLOAT ...")] = ()
+    """Mean that the model subtracts, one per channel, such as 0.485 0.456 0.406."""
+    std: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLOAT ...")] = ()
+    """Std that the model divides by, one per channel."""
+
+    def applied(self, model: Any) -> Any:
+        """Return the model with the given options in place of what it records."""
+        from trimtab.models import wrap
+
+        spec = model.spec
+        given = {name: value for name, value in self._given() if value is not None}
+        files = given.keys() - {"mean", "std"}
+        if files and self.input_size is None and not model.recorded:
+            raise BadInput("the model records no input size; give it, too: --input-size 224, for example")
+        if self.crop_fraction is not None and self.resize is not None:
+            raise BadInput("--crop-fraction and --resize set the same size; give one of them")
+        if self.input_size is not None:
+            if self.input_size < 1:
+                raise BadInput(f"--input-size must be 1 or more, found {self.input_size}")
+            spec = spec.at_size(self.input_size)
+        if (files or self.input_size) and spec.crop_fraction is None:
+            given.setdefault("crop_fraction", None if self.resize else 1.0)
+        if self.crop_fraction is not None or self.resize is not None:
+            given = {"crop_fraction": None, "resize": None, **given}
+        return wrap(model, replace(spec, **given))
+
+    def _given(self) -> Iterator[tuple[str, Any]]:
+        yield "crop_fraction", None if self.crop_fraction is None else number(self.crop_fraction)
+        for name in ("resize", "interpolation", "crop_mode"):
+            yield name, getattr(self, name)
+        for name in ("mean", "std"):
+            values = [part for text in getattr(self, name) for part in text.split(",") if part]
+            yield name, tuple(map(number, values)) or None
+
+
+AS_RECORDED = Preprocessing()
+
+
+def loaded(model: str, device: str, preprocessing: Preprocessing | None = None) -> Any:
+    """Return the model that a command names, on its device, with the given preprocessing."""
     import torch
 
     import trimtab
 
-    found = trimtab.load(model)
+    network = trimtab.load(model)
+    network = network if preprocessing is None else preprocessing.applied(network)
     try:
-        return found.to(
+        return network.to(
             "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
         )
     except (RuntimeError, AssertionError) as problem:  # torch without CUDA asserts that it has it
@@ -65,7 +124,7 @@ def loaded(model: str, device: str) -> Any:
 
 
 def whole(text: str, option: str) -> int:
-    """A whole number that is part of an option's word."""
+    """Return a whole number that is part of an option's value, such as 3 in fog:3."""
     value = number(text)
     if value != int(value):
         raise BadInput(f"{option} takes a whole number, found {text!r}")
@@ -73,14 +132,14 @@ def whole(text: str, option: str) -> int:
 
 
 def origin(known: Any, evaluated: Any, split: str = "train") -> str:
-    """What the images that statistics come from are called; where there are no splits, they are evaluated."""
+    """Name the images that statistics come from; data without splits are the evaluated images themselves."""
     if known.digest == evaluated.digest:
         return "evaluated images"
     return f"{'training' if split == 'train' else split} images"
 
 
 def first(images: Any, limit: int | None) -> Any:
-    """The first `limit` images of a set, or all of them."""
+    """Return the first `limit` images of a set, or all of them."""
     if limit is not None and limit < 1:
         raise BadInput(f"--limit must be 1 or more, found {limit}")
     return images if limit is None else images.subset(slice(0, min(limit, len(images))))

@@ -12,7 +12,7 @@ from trimtab.cli.options import Json, Place
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
-    from trimtab.evaluate.runs import Run
+    from trimtab.evaluate.runs import StoredRun
 
 
 @dataclass(frozen=True)
@@ -28,53 +28,54 @@ class Runs:
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         import json
 
         from trimtab import evaluate
-        from trimtab.cli import show
-        from trimtab.placed import placed
+        from trimtab.cli import console
+        from trimtab.io import atomic_write
         from trimtab.types import BadInput
 
         if not self.store.exists():
             raise BadInput(f"there is no store {self.store}; `trimtab evaluate` makes one where it runs")
         chosen = [evaluate.find(id, self.store) for id in self.ids] or evaluate.runs(self.store)
         if self.csv is not None:
-            with placed(self.csv) as part:
+            with atomic_write(self.csv) as part:
                 part.write_text(evaluate.export(chosen))
-            show.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
+            console.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
         if self.json:
-            show.as_json(
+            console.as_json(
                 [{"id": run.id, "finished": run.finished, **json.loads(run.card.json())} for run in chosen]
             )
         elif self.csv is None:
             _compare(chosen) if self.ids else self._list(chosen)
         return 0
 
-    def _list(self, chosen: list[Run]) -> None:
-        from trimtab.cli import show
+    def _list(self, chosen: list[StoredRun]) -> None:
+        from trimtab.cli import console
 
         rows = [
             [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
             for r in chosen
         ]
         columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
-        title = f"{len(rows)} runs in {self.store}; accuracies by the first norm state"
-        show.table(title, columns, rows, right=range(5, 9))
+        title = f"{len(rows)} runs in {self.store}; accuracies in the first BN mode"
+        console.table(title, columns, rows, right=range(5, 9))
 
 
-def _compare(chosen: list[Run]) -> None:
+def _compare(chosen: list[StoredRun]) -> None:
     from trimtab import evaluate
-    from trimtab.cli import show
+    from trimtab.cli import console
     from trimtab.report.tables import unlike
 
     rows = [
-        [condition, state, str(seed), *(show.cell(r) for r in answers)]
-        for (condition, state, seed), answers in evaluate.compare(chosen).items()
+        [str(condition), str(mode), str(seed), *(console.cell(row) for row in by_run)]
+        for (condition, mode, seed), by_run in evaluate.compare(chosen).items()
     ]
-    columns = ["condition", "state", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
-    show.table("Compared", columns, rows, right=range(2, 12))
-    if apart := unlike([run.card for run in chosen]):
-        show.out.print(f"Not like with like: these were measured {apart}.", markup=False)
+    columns = ["condition", "BN mode", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
+    console.table("Compared", columns, rows, right=range(2, 12))
+    if differences := unlike([run.card for run in chosen]):
+        console.out.print(f"Not comparable: these were measured {differences}.", markup=False)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class Report:
     json: Json = False
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import evaluate, report
-        from trimtab.cli import show
+        from trimtab.cli import console
         from trimtab.types import BadInput
 
         if not self.ids:
@@ -102,22 +104,22 @@ class Report:
         report.page(cards, self.out)
         if self.json:
             models = [card.model for card in cards]
-            show.as_json({"page": str(self.out), "models": models, "verdict": report.verdict(cards)})
+            console.as_json({"page": str(self.out), "models": models, "verdict": report.verdict(cards)})
         else:
-            show.out.print(f"The page is {self.out}.", markup=False)
+            console.out.print(f"The page is {self.out}.", markup=False)
         return 0
 
 
-HEADLINE = ("images", "clean", "worst attack", "doubts")
+HEADLINE = ("images", "clean", "worst attack", "flags")
 
 
 def _headline(card: Card) -> list[str]:
-    from trimtab.cli import show
+    from trimtab.cli import console
 
-    rows = [row for row in card.rows if row.state == card.rows[0].state]
-    found = [[row.accuracy for row in rows if row.kind == kind] for kind in ("clean", "attack")]
-    told = [show.percent(min(shares)) if shares else "" for shares in found]
-    return [str(max((row.n for row in rows), default=0)), *told, str(len(card.flags))]
+    rows = [row for row in card.rows if row.bn_mode == card.rows[0].bn_mode]
+    accuracies = [[row.accuracy for row in rows if row.kind == kind] for kind in ("clean", "attack")]
+    lowest = [console.percent(min(values)) if values else "" for values in accuracies]
+    return [str(max((row.n for row in rows), default=0)), *lowest, str(len(card.flags))]
 
 
 def _card(path: str) -> Card:
@@ -128,6 +130,6 @@ def _card(path: str) -> Card:
     try:
         return Card.read(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is no scorecard: it is not even text") from None
+        raise BadInput(f"{path} is not a scorecard: it is not text") from None
     except BadInput as problem:
         raise BadInput(f"{path}: {problem}; give what `trimtab evaluate --json` printed") from None

@@ -15,10 +15,10 @@ from trimtab.types import BadInput
 
 @dataclass(frozen=True)
 class Train:
-    """Train as a recipe says. Any key of the recipe can be given as --key value (dots for inner keys).
+    """Train a network by a recipe. Any key of the recipe can be given as --key value (dots for inner keys).
 
-    RECIPE is a YAML file or the name of a shipped recipe (--recipes lists them). A run that was killed goes
-    on with --resume RUN and ends with the same weights.
+    RECIPE is a YAML file or the name of a shipped recipe (--recipes lists them). A run that was killed is
+    resumed by --resume RUN and ends with the same weights.
 
     An override: trimtab train sample-apart --objective.eps 0.05 --epochs 3. The recipe.yaml in a run's folder
     lists every key with its value; python -c "import trimtab; help(trimtab.train.Recipe)" does before a run.
@@ -27,70 +27,62 @@ class Train:
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RECIPE]")] = ""
     """A YAML file, or the name of a shipped recipe."""
     resume: Place = None
-    """The folder of a run to go on with."""
+    """Folder of the run to resume."""
     out: Place = None
-    """The run's folder; a new one below ./runs if not given."""
-    plan: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Only say what it will cost: passes per step, ratio to standard training, time on this machine."""
+    """Folder of the new run; if not given, a new one below ./runs."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the cost and train nothing: passes per step, ratio to standard training, time on this machine."""
     recipes: tyro.conf.FlagCreatePairsOff[bool] = False
     """List the shipped recipes."""
     devices: str = "auto"
-    """How many devices (or processes on a CPU) to use."""
+    """Number of devices (or of processes on a CPU)."""
     json: Json = False
     overrides: tyro.conf.Suppress[dict[str, str]] = field(default_factory=dict)
 
-    OWN = ("--resume", "--out", "--plan", "--recipes", "--devices", "--json", "--help", "-h")
+    OPTIONS = ("--resume", "--out", "--dry-run", "--recipes", "--devices", "--json", "--help", "-h")
 
     @classmethod
     def split(cls, given: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Our own options, and those that belong to the recipe."""
-        own, rest, words = [], [], iter(given)
+        """Split the command line into this command's options and the recipe's keys."""
+        options, overrides, words = [], [], iter(given)
         for word in words:
-            if not word.startswith("-") or word.split("=")[0] in cls.OWN:
-                own.append(word)
+            name = word.split("=")[0].replace("_", "-")
+            if not word.startswith("-") or name in cls.OPTIONS:
+                options.append(word)
                 if word in ("--resume", "--out", "--devices"):
-                    own += [value for value in [next(words, None)] if value is not None]
+                    options += [value for value in [next(words, None)] if value is not None]
             elif "=" in word:
-                rest.append(word)
+                overrides.append(word)
             else:
                 value = next(words, "--")
                 if value.startswith("--"):
                     raise BadInput(f"{word} takes a value, as in {word} VALUE")
-                rest += [word, value]
-        return own, rest
+                overrides += [word, value]
+        return options, overrides
 
     def with_overrides(self, words: Sequence[str]) -> Train:
+        """Return the command with keys of the recipe set, from words such as `--epochs 3` or `--epochs=3`."""
         pairs: dict[str, str] = {}
-        listed = iter(words)
-        for word in listed:
+        remaining = iter(words)
+        for word in remaining:
             key, equals, value = word.lstrip("-").partition("=")
-            pairs[key.replace("-", "_")] = value if equals else next(listed)
+            pairs[key.replace("-", "_")] = value if equals else next(remaining)
         return replace(self, overrides=pairs)
 
     def run(self) -> int:
+        """Run the command and return its exit code."""
         from trimtab import train
-        from trimtab.cli import show
 
         if self.recipes:
-            about = {name: train.read_recipe(name).about for name in train.shipped()}
-            if self.json:
-                show.as_json(list(about))
-            else:
-                show.table("Shipped recipes", ["recipe", "about"], list(about.items()))
-            return 0
+            return self._list_recipes()
         if self.resume is None and not self.recipe:
-            raise BadInput("give a recipe, or --resume RUN; `trimtab train --recipes` lists shipped ones")
+            raise BadInput("missing RECIPE, or --resume RUN; `trimtab train --recipes` lists shipped recipes")
         if self.resume is not None:
             self._refuse_changes()
         engine = self._engine()
         recipe = None if self.resume else train.read_recipe(self.recipe, self.overrides)
-        if recipe is not None and self.plan:
-            cost = train.plan(None, None, recipe)
-            if self.json:
-                show.as_json(cost)
-            else:
-                show.out.print(str(cost), markup=False)
-            return 0
+        if recipe is not None and self.dry_run:
+            return self._show_cost(recipe)
         try:
             with train.progress_bar(shown=speaks()) as bar:
                 if recipe is None:
@@ -101,23 +93,44 @@ class Train:
                     _note(f"Training in {folder}.")
                     run = train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=engine)
         except train.Stopped as stopped:
-            _note(f"Stopped, and saved; go on with: trimtab train --resume {quote(str(stopped.folder))}")
+            _note(f"Stopped and saved. Resume with: trimtab train --resume {quote(str(stopped.folder))}")
             raise
         import torch.distributed as processes
 
         if processes.is_available() and processes.is_initialized():
-            processes.destroy_process_group()  # one that ends while its threads still run may be aborted
+            processes.destroy_process_group()  # a process that exits while its threads run may be aborted
         return self._finish(run)
 
-    def _refuse_changes(self) -> None:
-        """A run goes on as its own folder says; only --devices and --json may differ."""
+    def _list_recipes(self) -> int:
+        from trimtab import train
+        from trimtab.cli import console
 
-        asked = {"a recipe": self.recipe, "--out": self.out, "--plan": self.plan}
-        vain = [name for name, value in asked.items() if value] + [f"--{key}" for key in self.overrides]
-        if vain:
+        about = {name: train.read_recipe(name).about for name in train.shipped()}
+        if self.json:
+            console.as_json(list(about))
+        else:
+            console.table("Shipped recipes", ["recipe", "about"], list(about.items()))
+        return 0
+
+    def _show_cost(self, recipe: Any) -> int:
+        from trimtab import train
+        from trimtab.cli import console
+
+        cost = train.plan(None, None, recipe)
+        if self.json:
+            console.as_json(cost)
+        else:
+            console.out.print(str(cost), markup=False)
+        return 0
+
+    def _refuse_changes(self) -> None:
+        """Refuse options that a resumed run cannot take; only --devices and --json may be given."""
+        given = {"a recipe": self.recipe, "--out": self.out, "--dry-run": self.dry_run}
+        ignored = [name for name, value in given.items() if value] + [f"--{key}" for key in self.overrides]
+        if ignored:
             raise BadInput(
-                f"--resume goes on as the run's own recipe says, so it cannot heed {', '.join(vain)}; "
-                "leave that out, or start a new run"
+                f"--resume uses the run's own recipe and cannot take {', '.join(ignored)}; leave that out, "
+                "or start a new run"
             )
 
     def _engine(self) -> Any:
@@ -126,35 +139,35 @@ class Train:
         if self.devices == "auto":
             return train.Engine()
         if not self.devices.isdecimal() or int(self.devices) < 1:
-            raise BadInput(f"--devices is auto or a whole number from 1 on, found {self.devices!r}")
+            raise BadInput(f"--devices must be auto or a positive integer, found {self.devices!r}")
         return train.Engine(devices=int(self.devices))
 
     def _finish(self, run: Any) -> int:
+        """Print the result and the command that evaluates it."""
         from trimtab import norm
-        from trimtab.cli import show
+        from trimtab.cli import console
 
-        chosen, how = run.chosen, run.recipe.validation.choose
+        chosen, choose = run.chosen, run.recipe.validation.choose
+        numbers = {name: value for name, value in chosen.items() if isinstance(value, float)}
         if self.json:
-            show.as_json({"folder": str(run.folder), **chosen})
-        else:
-            which = "" if how == "last" else f"Epoch {chosen['epoch'] + 1} has the best {how} accuracy: "
-            words = ", ".join(
-                f"{name} {value:.4g}" for name, value in chosen.items() if isinstance(value, float)
-            )
-            show.out.print(f"The run is in {run.folder}. {which}{words}", markup=False)
-            recipe = run.recipe
-            built = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
-            data = "" if recipe.data.name == "sample" else f" --data {quote(recipe.data.name)}"
-            trained = quote(f"file:{run.folder}{built}")
-            branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
-            states = f" --states running {' '.join(branches)}" if branches else ""
-            show.out.print(f"Next: trimtab evaluate {trained}{data}{states}", markup=False, soft_wrap=True)
+            console.as_json({"folder": str(run.folder), **chosen})
+            return 0
+        best = "" if choose == "last" else f"Epoch {chosen['epoch'] + 1} has the best {choose} accuracy: "
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        console.out.print(f"The run is in {run.folder}. {best}{metrics}", markup=False)
+        recipe = run.recipe
+        architecture = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
+        data = "" if recipe.data.name == "sample" else f" --data {quote(recipe.data.name)}"
+        trained = quote(f"file:{run.folder}{architecture}")
+        branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
+        bn_modes = f" --bn-modes running {' '.join(branches)}" if branches else ""
+        console.out.print(f"Next: trimtab evaluate {trained}{data}{bn_modes}", markup=False, soft_wrap=True)
         return 0
 
 
 def _note(sentence: str) -> None:
-    """For people, on stderr; of several processes the first one says it."""
-    from trimtab.cli import show
+    """Print a note for people on stderr; of several processes only the first prints."""
+    from trimtab.cli import console
 
     if speaks():
-        show.err.print(sentence, markup=False, soft_wrap=True)
+        console.err.print(sentence, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Words on a command line: understood, or refused in one sentence that names what was perhaps meant."""
+"""Parsing the command line; a mistake is refused in one sentence that suggests the nearest name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import dropwhile, takewhile
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -22,13 +22,19 @@ NUMBERS: dict[type, tuple[Callable[[str], float], str]] = {
 """How each kind is read, and called."""
 
 
-def understood(commands: Any, words: Sequence[str], about: str) -> Any:
-    """The command that the words ask for, a value of one of the types in `commands`."""
+def parse(commands: Any, words: Sequence[str], about: str) -> Any:
+    """Return the command that the arguments name, an instance of one of the types in `commands`.
+
+    Args:
+        commands: a union of annotated dataclasses.
+        words: the arguments after the program's name.
+        about: the text of `--help`.
+    """
     if not words[0].startswith("-"):
         check(commands, words)
-    heard = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with redirect_stderr(heard):
+        with redirect_stderr(stderr):
             return tyro.cli(
                 commands,
                 prog="trimtab",
@@ -36,16 +42,16 @@ def understood(commands: Any, words: Sequence[str], about: str) -> Any:
                 args=words,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
-    except SystemExit as done:
-        if not done.code:
+    except SystemExit as exit:
+        if not exit.code:
             raise
         help = "trimtab --help" if words[0].startswith("-") else f"trimtab {words[0]} --help"
-        raise BadInput(f"{_unboxed(heard.getvalue())}; see {help}") from None
+        raise BadInput(f"{_unboxed(stderr.getvalue())}; see {help}") from None
 
 
 def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
-    """Refuse commands and options that do not exist, and numbers that are none."""
-    named = {_told(kind, "name"): kind for kind in get_args(commands)}
+    """Refuse commands and options that do not exist, and numbers that cannot be read."""
+    named = {_marker(kind, "name"): kind for kind in get_args(commands)}
     if not words or words[0] in ("-h", "--help"):
         return
     if words[0] not in named:
@@ -56,8 +62,8 @@ def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
     hints = get_type_hints(kind, include_extras=True)
     if "action" in hints:
         return check(hints["action"], words[1:], path)
-    shown = {_told(hints[f.name], "name") or f.name: hints[f.name] for f in fields(kind)}
-    known = {f"--{name}".replace("_", "-"): hint for name, hint in shown.items() if not _hidden(hint)}
+    by_name = dict(_named_options(kind))
+    known = {f"--{name}".replace("_", "-"): hint for name, hint in by_name.items() if not _hidden(hint)}
     for option, values in _options(words[1:]):
         if option == "--help":
             continue
@@ -68,21 +74,32 @@ def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
             raise BadInput(f"{option} takes at least one value, found none; see {path} --help")
         for leaf, (reader, called) in NUMBERS.items():
             taken = values[: None if leaf in leaves and ... in leaves else leaves.count(leaf)]
-            wrong = next((value for value in taken if not _reads(reader, value)), None)
-            if wrong is not None:
-                raise BadInput(f"{option} takes {called}, found {wrong!r}; see {path} --help")
+            unreadable = next((value for value in taken if not _reads(reader, value)), None)
+            if unreadable is not None:
+                raise BadInput(f"{option} takes {called}, found {unreadable!r}; see {path} --help")
+
+
+def _named_options(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The name and type of each option of a command; a group of options is a dataclass of its own."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint = hints[field.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _named_options(hint)
+        else:
+            yield _marker(hint, "name") or field.name, hint
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with the words that follow it, up to the next one."""
-    found: list[tuple[str, list[str]]] = []
+    """Each option with its values."""
+    options: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            found.append((option.replace("_", "-"), [value] if equals else []))
-        elif found:
-            found[-1][1].append(word)
-    yield from found
+            options.append((option.replace("_", "-"), [value] if equals else []))
+        elif options:
+            options[-1][1].append(word)
+    yield from options
 
 
 def _near(word: str, known: Any) -> str:
@@ -98,10 +115,10 @@ def _reads(reader: Callable[[str], float], text: str) -> bool:
     return True
 
 
-def _told(hint: Any, what: str) -> str | None:
-    """What a marker in an annotation says, such as another name."""
-    told = (getattr(marker, what, None) for marker in getattr(hint, "__metadata__", ()))
-    return next((text for text in told if isinstance(text, str)), None)
+def _marker(hint: Any, attribute: str) -> str | None:
+    """An attribute of the first marker in an annotation that has it, such as another name."""
+    values = (getattr(marker, attribute, None) for marker in getattr(hint, "__metadata__", ()))
+    return next((text for text in values if isinstance(text, str)), None)
 
 
 def _hidden(hint: Any) -> bool:
@@ -116,14 +133,14 @@ def _leaves(hint: Any) -> Iterator[Any]:
     else:
         yield get_origin(hint)
         inner = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
-        for one in inner:
-            yield from _leaves(one)
+        for part in inner:
+            yield from _leaves(part)
 
 
 def _unboxed(box: str) -> str:
-    """The first paragraph below the title of a message in a frame, which may be coloured or plain ASCII."""
+    """The first paragraph below the title of a message in a frame, which may be colored or plain ASCII."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", box)
     lines = [line.strip("│| ") for line in plain.splitlines()[1:]]
-    told = dropwhile(lambda line: not re.search(r"\w", line), lines)
-    words = " ".join(" ".join(takewhile(lambda line: re.search(r"\w", line), told)).split()).rstrip(".")
-    return words[:1].lower() + words[1:] or "these words cannot be understood"
+    text = dropwhile(lambda line: not re.search(r"\w", line), lines)
+    words = " ".join(" ".join(takewhile(lambda line: re.search(r"\w", line), text)).split()).rstrip(".")
+    return words[:1].lower() + words[1:] or "the arguments cannot be parsed"

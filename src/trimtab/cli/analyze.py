@@ -1,0 +1,145 @@
+"""`trimtab analyze`: LIGS, statistics, tolerance to shifts of them, smoothness of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from trimtab.cli.options import (
+    AS_RECORDED,
+    Device,
+    Json,
+    Model,
+    Number,
+    Preprocessing,
+    Seed,
+    Split,
+    first,
+    loaded,
+)
+from trimtab.types import BadInput
+
+if TYPE_CHECKING:
+    from trimtab.data import Batch
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """LIGS under all four probes, accuracy under shifted norm statistics, batch versus running statistics,
+    and the smoothness of the loss along a training step."""
+
+    model: Model
+    data: str = "sample"
+    """Images with labels (`trimtab data list`)."""
+    split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
+    limit: int = 512
+    """Only the first N images."""
+    eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    """Relative radii of statistics shifts."""
+    source: Literal["running", "batch"] = "running"
+    """Statistics that are shifted: the running ones, or those of each batch."""
+    groups: int = 1
+    """With --source batch: groups of a batch with statistics of their own, as in APART's second pass."""
+    batch_size: int = 256
+    """Images per batch; the first batch gives the batch statistics and the loss along a step."""
+    seed: Seed = 0
+    device: Device = "auto"
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        from trimtab import data
+        from trimtab.cli import console
+
+        if self.groups < 1 or (self.groups > 1 and self.source == "running"):
+            raise BadInput("--groups is a whole number from 1 on, and above 1 goes with --source batch")
+        model = loaded(self.model, self.device, self.preprocessing)
+        images = data.load(self.data, self.split, input=model.spec)
+        batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
+        results = self._measured(model, images, batches)
+        if self.json:
+            console.as_json(results)
+        else:
+            self._print(results, images.name, batches)
+        return 0
+
+    def _measured(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
+        from trimtab import measure, norm
+        from trimtab.evaluate import trust
+
+        flags = list(trust.other_images(model, batches[0], images))
+        similarity = {}
+        for probe in measure.PROBES:
+            averages = [
+                measure.Average.of(measure.ligs(model, b.x, b.y, probe, seed=self.seed, ids=b.ids))
+                for b in batches
+            ]
+            similarity[probe] = sum(averages, measure.Average()).mean
+        landscape = measure.landscape(model, batches[0].x, batches[0].y)
+        tolerance, statistics = [], []
+        if norm.steerable(model):
+            equal = [batch for batch in batches if len(batch.y) % self.groups == 0]
+            tolerance = measure.tolerance(
+                norm.steer(model), equal, self.eps, source=self.source, groups=self.groups, seed=self.seed
+            )
+            statistics = measure.batch_against_running(model, batches[0].x)
+        return {
+            "ligs": similarity, "tolerance": tolerance, "landscape": landscape, "statistics": statistics,
+            "flags": flags,
+        }  # fmt: skip
+
+    def _print(self, results: Mapping[str, Any], name: str, batches: Sequence[Batch]) -> None:
+        from trimtab.cli import console
+
+        n = sum(len(batch.y) for batch in batches)
+        console.table(
+            f"{self.model} on {name}, first {n} images: LIGS (1: the same gradient at a nearby image)",
+            list(results["ligs"]),
+            [[f"{value:.3f}" for value in results["ligs"].values()]],
+        )
+        if results["tolerance"]:
+            self._print_tolerance(results["tolerance"])
+            console.table(
+                f"A batch of {len(batches[0].y)} versus the running statistics, averaged over channels",
+                ["layer", "mean shift (running std)", "std ratio (batch / running)"],
+                _drift(results["statistics"]),
+                right=[1, 2],
+            )
+        else:
+            console.out.print("Statistics were not shifted: no batch-norm layer can be steered.")
+        landscape = results["landscape"]
+        low, high = landscape.loss_range
+        console.out.print(
+            f"Along a training step the loss ranges from {low:.3f} to {high:.3f}, its gradient changes "
+            f"by up to {landscape.gradient_change:.3g}; effective beta {landscape.beta:.3g}.",
+            markup=False,
+        )
+        if results["flags"]:
+            console.flags(results["flags"])
+
+    def _print_tolerance(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        from trimtab.cli import console
+
+        attacks = list(dict.fromkeys(row["attack"] for row in rows))
+        accuracy = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}
+        table = [[name, *(console.percent(accuracy[name, eps]) for eps in self.eps)] for name in attacks]
+        columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        title = f"Accuracy with shifted {self.source} statistics{groups}"
+        console.table(title, columns, table, right=range(1, len(columns)))
+
+
+def _drift(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Mean shift and std ratio of each layer, averaged over its channels."""
+    by_layer: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        std = max(row["running variance"], 1e-12) ** 0.5
+        shift = abs(row["batch mean"] - row["running mean"]) / std
+        by_layer.setdefault(row["layer"], []).append((shift, row["batch variance"] ** 0.5 / std))
+    return [
+        [name, *(f"{fmean(column):.2f}" for column in zip(*channels, strict=True))]
+        for name, channels in by_layer.items()
+    ]

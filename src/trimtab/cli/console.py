@@ -1,0 +1,151 @@
+"""What the terminal shows: tables, progress with time left, accuracies with their intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trimtab.cli.options import speaks
+
+if TYPE_CHECKING:
+    from trimtab.evaluate import Card, Flag, Row
+
+WIDE = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+"""Columns of output into a file or a pipe; a terminal knows its own width."""
+out = Console(emoji=False, width=WIDE)
+err = Console(stderr=True, emoji=False)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> None:
+    """Print a table; the columns in `right` are aligned to the right."""
+    printed = Table(title=escape(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    wide = max((len(row[0]) for row in rows), default=0) < 40  # longer names may break
+    for index, name in enumerate(columns):
+        side: Any = "right" if index in right else "left"
+        printed.add_column(escape(name), justify=side, no_wrap=index == 0 and wide, overflow="fold")
+    for row in rows:
+        printed.add_row(*(escape(cell) for cell in row))
+    out.print(printed)
+
+
+def as_json(value: Any) -> None:
+    """Print a value for scripts."""
+    json.dump(_plain(value), sys.stdout, indent=1, sort_keys=True, default=str, allow_nan=False)
+    print()
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON knows it: dataclasses by their fields, NaN and infinity as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def percent(fraction: float) -> str:
+    """Format a fraction in percent."""
+    return f"{100 * fraction:.1f} %"
+
+
+def accuracy(value: float, interval: tuple[float, float]) -> str:
+    """Format an accuracy with its interval in percent."""
+    return f"{100 * value:5.1f} %  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def scorecard(card: Card) -> None:
+    """Print the accuracy under every condition, a column for each BN mode; then the trust card."""
+    from trimtab.report.tables import images
+
+    modes = list(dict.fromkeys(row.bn_mode for row in card.rows))
+    by_cell = {(row.condition, row.seed, row.bn_mode): row for row in card.rows}
+    rows = [
+        [str(condition), *(cell(by_cell.get((condition, seed, mode))) for mode in modes)]
+        for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows)
+    ]
+    table(
+        f"{card.model}, {images(card)}: accuracy in % (LIGS: a cosine) and its 95 % interval",
+        ["condition", *map(str, modes)],
+        rows,
+        right=range(1, 1 + len(modes)),
+    )
+    for row in card.without_early_stopping:
+        out.print(f"{row.condition}, in BN mode {row.bn_mode}: {row.iterate} of whole batches.", markup=False)
+    flags(card.flags)
+
+
+def cell(row: Row | None) -> str:
+    """Format what a row is about with its interval; empty for no row."""
+    if row is None or row.estimate is None:
+        return ""
+    value, low, high = row.estimate
+    if row.measure:
+        return f"{value:.2f} [{low:.2f}-{high:.2f}]"
+    return f"{100 * value:.1f} [{100 * low:.0f}-{100 * high:.0f}]"
+
+
+def flags(raised: Sequence[Flag], labels: Sequence[str] = ()) -> None:
+    """Print the flags of a trust card, or of several; labels replace their BN modes."""
+    if not raised:
+        out.print("[green]Trust card:[/green] no flag raised.")
+    for flag, label in zip(raised, labels or [str(flag.bn_mode) for flag in raised], strict=True):
+        where = escape(f"{flag.name}, {label}")
+        out.print(f"[red]Warning[/red] ({where}): {escape(flag.saw)}.")
+        out.print(f"      {escape(flag.advice)}.")
+
+
+@contextmanager
+def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar on stderr with the time left; yield a function to call with (done, total, text).
+
+    Into a file or a pipe, it writes a line now and then instead.
+    """
+    if not err.is_terminal:
+        yield _lines(what, unit)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not speaks()) as bar:
+        task = bar.add_task(escape(what), total=None)
+
+        def update(done: int, total: int, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=escape(text or what))
+
+        yield update
+
+
+QUIET = 30.0
+"""Seconds between two lines of progress in a file."""
+
+
+def _lines(what: str, unit: str) -> Callable[[int, int, str], None]:
+    last = [time.monotonic()]
+
+    def update(done: int, total: int, text: str = "") -> None:
+        if speaks() and time.monotonic() - last[0] > QUIET:
+            last[0] = time.monotonic()
+            err.print(f"{text or what}: {done:,} of {total:,} {unit}", markup=False, soft_wrap=True)
+
+    return update
