@@ -1,6 +1,7 @@
 """How images are resized, cropped and normalized, from the command line to the JSON."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,8 +90,22 @@ def test_every_command_that_measures_takes_the_options(capsys, command):
     assert code == 2
     assert "no interpolation 'cubic'" in err
     if command != "lens":
-        code, _, err = run(capsys, *words, "--interpolation", "bilinear", "--json")
+        code, out, err = run(capsys, *words, "--interpolation", "bilinear", "--json")
         assert code == 0, err
+        found = json.loads(out)
+        holder = {"evaluate": found.get("provenance"), "certify": found.get("sigma 0.25")}.get(command, found)
+        assert InputSpec.from_json(holder["preprocessing"]) == replace(RECORDED, interpolation="bilinear")
+        if command in ("certify", "audit"):
+            assert holder["data"] == "photographs"
+
+
+def test_an_audit_without_images_says_what_the_network_expects(capsys):
+    code, out, err = run(capsys, "audit", "file:recorded", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert InputSpec.from_json(found["preprocessing"]) == RECORDED
+    assert "data" not in found
+    assert found["layers"][0]["name"]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from trimtab.claims.nets import closure
 from trimtab.train import read_recipe
 from trimtab.types import BadInput
 
+NARROW = {"resnet50": {"width_per_group": 8}, "densenet121": {"bn_size": 1}}
+
 
 def paper_networks() -> dict[str, float]:
-    """The networks of all paper-scale studies and recipes, with the smallest learning rate of each.
-
-    Those that start from published weights (+) are left out: how we would start them is of no consequence.
-    """
+    """The networks of all paper-scale studies and recipes, with the smallest learning rate of each."""
     recipes = [
         read_recipe(file.name.removesuffix(".yaml"))
         for file in files("trimtab.recipes").iterdir()
@@ -31,14 +30,19 @@ def paper_networks() -> dict[str, float]:
         scale = scale_of("paper", claim.paper)
         recipes += [net.at(scale, 0) for net in closure(claim.nets(scale), scale, 0).values()]
     rates: dict[str, float] = {}
-    for recipe in (recipe for recipe in recipes if "+" not in recipe.model):
+    for recipe in recipes:
         rates[recipe.model] = min(recipe.optimizer.lr, rates.get(recipe.model, 0.1))
     return rates
 
 
 def reduced(name: str) -> nn.Module:
-    """The network of reduced width; without a norm wide enough to diverge if it starts from He's weights."""
+    """The network of reduced width; without a norm wide enough to diverge if it starts from He's weights.
+
+    Architectures of torchvision are those of published weights, which no test can fetch.
+    """
     source = models.parse(name)
+    if source.scheme != "net":
+        return models.load(str(source), classes=10, **NARROW.get(source.name, {}))
     width = 16 if source.arguments.get("norm") == "none" else 8
     return models.load(str(source), **{**source.arguments, "width": width, "classes": 10})
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, Strict, Text, first
 
 if TYPE_CHECKING:
-    from trimtab import norm
+    from trimtab import models, norm
+    from trimtab.data import Images
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,22 @@ class Audit:
         model = self.preprocessing.applied(trimtab.load(self.model))
         images = None
         if self.data is not None:
-            chosen = data.load(self.data, self.split, input=model.spec)
-            images = first(chosen, self.limit).batches(128)
-        audit = norm.audit(model, images)
+            images = first(data.load(self.data, self.split, input=model.spec), self.limit)
+        audit = norm.audit(model, images and images.batches(128))
         if self.json:
-            console.as_json(audit)
+            console.as_json({**asdict(audit), **_input(model, images)})
         else:
             _print(self.model, audit)
         return int(self.strict and not audit.sound)
+
+
+def _input(model: models.Pixels, images: Images | None) -> dict[str, Any]:
+    """What the statistics were compared with, and how the network takes its images."""
+    from trimtab.evaluate.images import preprocessing
+
+    if images is None:
+        return {"preprocessing": model.spec.to_json()}
+    return {"data": images.name, "images": len(images), "preprocessing": preprocessing(model, images)}
 
 
 def _print(name: str, audit: norm.Audit) -> None:

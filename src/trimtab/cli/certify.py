@@ -139,6 +139,8 @@ def _as_json(cards: Mapping[str, Card]) -> None:
         {
             sigma: {
                 **asdict(card.rows[0]),
+                "data": card.data,
+                "preprocessing": card.provenance["preprocessing"],
                 "statistics": str(card.provenance["statistics"]),
                 "flags": [asdict(flag) for flag in card.flags],
             }

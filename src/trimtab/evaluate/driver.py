@@ -6,7 +6,6 @@ A run that was killed resumes when it is called again, and the card is the same 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,14 @@ from torch import nn
 
 import trimtab
 from trimtab.certify.smoothing import statistics_of
-from trimtab.data import Images, as_set
+from trimtab.data import as_set
 from trimtab.evaluate import trust
 from trimtab.evaluate.bn_modes import BNMode, RunningMode, mode_record
 from trimtab.evaluate.card import Card, Flag, Row
 from trimtab.evaluate.cells import CHUNK, Cell, Subject
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
 from trimtab.evaluate.engine import measure
+from trimtab.evaluate.images import preprocessing
 from trimtab.evaluate.processes import in_processes
 from trimtab.evaluate.progress import Meter, Notify
 from trimtab.evaluate.records import ImagesRecord
@@ -30,6 +30,7 @@ from trimtab.evaluate.request import Request, name_of, positive, seeds_of
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.suites import suite_of
 from trimtab.measure.accuracy import Accuracy
+from trimtab.models.pixels import spec_of
 from trimtab.runtime.fingerprint import describe
 from trimtab.types import BadInput, Budget, InputSpec, renamed_arguments, whole
 
@@ -109,7 +110,7 @@ def run(
 def _carry_out(
     data: Any, request: Request, fabric: Fabric | None, model: nn.Module, notify: Notify | None
 ) -> Card:
-    images = as_set(data, input=_spec_of(model))
+    images = as_set(data, input=spec_of(model))
     if len(images) == 0:
         raise BadInput("the data hold no image to evaluate on")
     request.check_fit(model, images)
@@ -132,7 +133,7 @@ def _carry_out(
         "torch": torch.__version__,
         **subject.identity,
         "pixels": describe(getattr(model, "spec", InputSpec(images.spec.size, images.spec.channels))),
-        "preprocessing": _preprocessing(model, images),
+        "preprocessing": preprocessing(model, images),
         "statistics": statistics_of(model),
         "command": request.command,
     }
@@ -142,17 +143,6 @@ def _carry_out(
     if fabric is None or fabric.global_rank == 0:
         request.store.record(card.id, card.json())
     return card
-
-
-def _preprocessing(model: nn.Module, images: Images) -> dict[str, Any]:
-    """How the images became the network's input, and what it normalizes by."""
-    spec = _spec_of(model) or InputSpec(images.spec.size, images.spec.channels)
-    return replace(images.spec, mean=spec.mean, std=spec.std).to_json()
-
-
-def _spec_of(model: nn.Module) -> InputSpec | None:
-    spec = getattr(model, "spec", None)
-    return spec if isinstance(spec, InputSpec) else None
 
 
 def _check_nothing_dropped(request: Request, plans: list[ModePlan]) -> None:

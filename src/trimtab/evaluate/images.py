@@ -1,10 +1,12 @@
-"""Stored adversarial images: load them, and classify them again with any model."""
+"""Images of an evaluation: how they were prepared, and the adversarial ones that were stored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,19 @@ from trimtab.evaluate.card import Row
 from trimtab.evaluate.conditions import IMAGES, correct
 from trimtab.evaluate.store import DEFAULT, Span, Store
 from trimtab.measure.accuracy import Accuracy
+from trimtab.models.pixels import spec_of
 from trimtab.types import BadInput, InputSpec, renamed_arguments
+
+
+def preprocessing(model: nn.Module, data: Images) -> dict[str, Any]:
+    """Return how images become a network's input: size, resize, crop, and what the network normalizes by.
+
+    Args:
+        model: any classifier; one without an InputSpec normalizes by nothing.
+        data: the images, resized and cropped as they are measured.
+    """
+    spec = spec_of(model) or InputSpec(data.spec.size, data.spec.channels)
+    return replace(data.spec, mean=spec.mean, std=spec.std).to_json()
 
 
 def images(row: Row, store: Store | str | Path = DEFAULT) -> Iterator[tuple[Span, Tensor]]:
@@ -66,8 +80,8 @@ def rescore(
         store: where its images are.
         bn_mode: that of the row if not given.
     """
-    spec = getattr(model, "spec", None)
-    data = data.prepared_for(spec) if isinstance(spec, InputSpec) else data
+    spec = spec_of(model)
+    data = data.prepared_for(spec) if spec else data
     count = Accuracy()
     like = next(model.parameters(), torch.empty(0))
 

@@ -22,6 +22,7 @@ from trimtab.models.pixels import (
     channels_of,
     plain_spec,
     recorded_spec,
+    spec_of,
     wrap,
 )
 from trimtab.runtime import call_in_parts
@@ -106,8 +107,7 @@ def known_constants(model: nn.Module, images: InputSpec | None = None) -> dict[s
         model: any classifier; one without a record adds nothing.
         images: the spec of the image set.
     """
-    spec = getattr(model, "spec", None)
-    specs = {"the model's InputSpec": spec if isinstance(spec, InputSpec) else None, "the images": images}
+    specs = {"the model's InputSpec": spec_of(model), "the images": images}
     return {name: (tuple(it.mean), tuple(it.std)) for name, it in specs.items() if it is not None}
 
 

@@ -128,6 +128,16 @@ def wrap(model: nn.Module, spec: InputSpec | None = None) -> Pixels:
     return Pixels(model, spec)
 
 
+def spec_of(model: nn.Module) -> InputSpec | None:
+    """Return the InputSpec that a model carries; None for a network that is not in pixel space.
+
+    Args:
+        model: any classifier.
+    """
+    spec = getattr(model, "spec", None)
+    return spec if isinstance(spec, InputSpec) else None
+
+
 def plain_spec(channels: int) -> InputSpec:
     """Pixels as they are."""
     return InputSpec(channels=channels)
