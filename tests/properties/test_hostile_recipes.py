@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from trimtab.train import read_recipe
 from trimtab.train.optimizers import optimizer_for, rate
+from trimtab.train.reader import ATTACKS, OBJECTIVES
 from trimtab.train.reader import plain as plain_values
-from trimtab.train.recipe import ATTACKS, KINDS, OBJECTIVES, Recipe, write_recipe
+from trimtab.train.recipe import Recipe, write_recipe
 from trimtab.types import BadInput
 
-WHOLE = plain_values(Recipe(), KINDS)
+WHOLE = plain_values(Recipe())
 KEYS = sorted({key for value in (WHOLE, *WHOLE.values()) if isinstance(value, dict) for key in value})
 KINDS_KNOWN = [*OBJECTIVES, *ATTACKS, "linf", "l2"]
 PLACES = [
@@ -34,7 +35,7 @@ values = (
 
 def judged(recipe: Recipe) -> None:
     """A recipe that was read can be written, read again, and trained by."""
-    assert read_recipe(plain_values(recipe, KINDS)) == recipe
+    assert read_recipe(plain_values(recipe)) == recipe
     assert write_recipe(recipe)
     optimizer_for([torch.nn.Parameter(torch.zeros(2, 2))], recipe.optimizer)
     assert all(rate(recipe.schedule, step, 4, 8) >= 0 for step in range(8))

@@ -17,9 +17,8 @@ from torch import nn
 from trimtab import attacks, models, train
 from trimtab.data import augment
 from trimtab.train.optimizers import optimizer_for, rate
-from trimtab.train.reader import parsed
+from trimtab.train.reader import OBJECTIVES, parsed
 from trimtab.train.recipe import (
-    OBJECTIVES,
     Data,
     Norm,
     OptimizerConfig,
@@ -40,6 +39,18 @@ def test_every_shipped_recipe_reads_and_survives_a_round_trip(name: str) -> None
     models.parse(recipe.model)
     augment.parsed(recipe.data.augment)
     assert read_recipe(yaml.safe_load(write_recipe(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("mix-mbn-paper", "756d53641ac68eb469f959a57582dd482e65773a652b6a68a3e14a85fda51511"),
+        ("apart-laptop", "f576c94bb3bb6a1e3523321c28d63b065ed1a8eefd7da510030528c0bbc857ba"),
+        ("adversarial-laptop", "ecae0bf6f85ce19617e87956dcd5b5dd3d4f9d71c9547ee2d60d230e3e28be89"),
+    ],
+)
+def test_digests_of_recipes_stay_what_stored_runs_have(name: str, digest: str) -> None:
+    assert read_recipe(name).digest == digest
 
 
 def test_every_paper_has_a_recipe_with_its_numbers() -> None:
@@ -82,6 +93,22 @@ def test_every_paper_has_a_recipe_with_its_numbers() -> None:
         ({"optimizer": {"kind": "lbfgs"}}, "optimizer.kind should be 'sgd', 'adam'"),
         ({"norm": {"only": "yes please"}}, "norm.only should be a valid boolean"),
         ({"norm": 3}, "norm must contain keys and values"),
+        ({"norm": {"onyl": True}}, "no key 'norm.onyl'; did you mean 'only'"),
+        (
+            {"objective": {"kind": "sam", "inner": {"kind": "apart", "groops": 2}}},
+            "no key 'objective.inner.groops'; did you mean 'groups'",
+        ),
+        (
+            {"objective": {"kind": "sam", "inner": {"kind": "gaussian", "sigma": "x"}}},
+            "objective.inner.sigma: 'x' is not",
+        ),
+        (
+            {"validation": {"attack": {"kind": "cw", "loss": 3}}},
+            "validation.attack.loss should be a valid string",
+        ),
+        ({"data": {"augment": {"flip": 1}}}, "data.augment should be a valid tuple"),
+        ({"clip": "1/0"}, "clip: '1/0' is not a number"),
+        ({"objective": {"kind": ["sam"]}}, "objective cannot be of kind ['sam']"),
         ({"objective": "sam", "precision": "16-mixed"}, "SAM reads gradients, which fp16 scales"),
         ({"objective": "apart", "norm": {"running_epochs": 2}}, "APART perturbs batch statistics"),
         ({"validation": {"choose": "robust"}}, "validation needs an attack"),

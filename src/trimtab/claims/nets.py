@@ -16,7 +16,6 @@ from trimtab.claims.scales import Scale
 from trimtab.runtime.fingerprint import digest
 from trimtab.train import Recipe, read_recipe
 from trimtab.train.reader import overridden, plain
-from trimtab.train.recipe import KINDS
 
 if TYPE_CHECKING:
     from trimtab.claims.bench import Bench
@@ -70,7 +69,7 @@ class Net:
         if self.given and scale.name == "paper":
             return {"given": self.given}
         return {
-            "recipe": plain(self.at(scale, seed), KINDS),
+            "recipe": plain(self.at(scale, seed)),
             "start": self.start.about(scale, seed) if self.start else None,
             "data": self.data.about(scale, seed) if self.data else None,
             "watch": self.watch.__name__ if self.watch else None,
@@ -128,7 +127,7 @@ def _recipe(net: Net, scale: Scale) -> Recipe:
     shrunk = dict(scale.changes)
     if net.start is not None and scale.name != "paper":
         shrunk |= {**scale.tuning, "epochs": scale.tuning_epochs}
-    given = plain(read_recipe(net.recipe), KINDS)
+    given = plain(read_recipe(net.recipe))
     if "data.validation" in shrunk and not shrunk["data.validation"]:
         given.pop("validation", None)  # without held-out images the last epoch is used
     small = overridden(given, {key: value for key, value in shrunk.items() if _has(given, key)})

@@ -1,8 +1,8 @@
-"""Strict conversion of plain values, as YAML gives them, to frozen dataclasses and back.
+"""Strict reading of YAML into frozen dataclasses by pydantic, and writing them.
 
-An unknown key is an error that names the nearest known key; a value of the wrong type is an error that names
-its key. `kind` selects one of several classes (of objectives, of attacks); a budget is written {linf: 8/255}.
-Single values are checked by pydantic in strict mode.
+Types are checked strictly and an unknown key is an error, with the nearest known key. `kind` selects one of
+several classes (of objectives, of attacks), a budget is written {linf: 8/255}, and numbers may be 8/255 or
+1e-3. An error is one sentence that begins with the dotted name of its place.
 """
 
 from __future__ import annotations
@@ -13,161 +13,229 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypedDict
 
-from trimtab.attacks import Attack
+from trimtab import attacks
+from trimtab.attacks import L2, Attack, Linf
+from trimtab.train.advbn import AdvBN
+from trimtab.train.adversarial import Adversarial
+from trimtab.train.apart import APART
 from trimtab.train.base import Objective
-from trimtab.types import L2, BadInput, Linf, number, pretty
+from trimtab.train.gaussian import Gaussian
+from trimtab.train.ligs import LIGS
+from trimtab.train.mixture import AdvProp, Mixture
+from trimtab.train.sam import SAM
+from trimtab.train.standard import Standard
+from trimtab.types import BadInput, number, pretty
 
+OBJECTIVES: dict[str, type] = {
+    "standard": Standard, "gaussian": Gaussian, "adversarial": Adversarial, "mixture": Mixture,
+    "advprop": AdvProp, "advbn": AdvBN, "apart": APART, "sam": SAM, "ligs": LIGS,
+}  # fmt: skip
+ATTACKS: dict[str, type] = {"pgd": attacks.PGD, "fgsm": attacks.FGSM, "cw": attacks.CW, "apgd": attacks.APGD}
+BUDGETS: dict[str, type] = {"linf": Linf, "l2": L2}
+RENAMED = {"optimiser": "optimizer", "synchronise": "synchronize"}
+"""Old keys of recipes, and their new names."""
 MOST_BRACKETS = 1000
 """Limit of brackets in a file: the time to parse nested brackets grows with the square of their number."""
 
+_STRICT = ConfigDict(extra="forbid", strict=True)
 
-@dataclass(frozen=True)
-class Kinds:
-    """The classes that a `kind` can name.
+
+def read(cls: type, value: Any) -> Any:
+    """Return a plain value as an instance of a dataclass.
 
     Args:
-        objective: Objectives by name.
-        attack: Attacks by name.
-        budget: Budgets by name.
+        cls: The dataclass.
+        value: A mapping of its keys, with plain values: mappings, lists, strings, numbers, bools, None.
     """
+    try:
+        return _adapter(cls).validate_python(value)
+    except ValidationError as problem:
+        raise BadInput(_sentence(cls, problem)) from None
 
-    objective: Mapping[str, type]
-    attack: Mapping[str, type]
-    budget: Mapping[str, type]
 
-    def at(self, hint: Any) -> Mapping[str, type] | None:
-        """Return the classes that a field of this type can contain, if there are several."""
-        if hint is Objective:
-            return self.objective
-        if hint is Attack or typing.get_origin(hint) is collections.abc.Callable:
-            return self.attack
-        return None
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(_section(cls))
+
+
+@cache
+def _section(cls: type) -> Any:
+    """Return the type of a mapping of the fields of a dataclass, which becomes an instance of it."""
+    keys = {name: _annotated(hint) for name, hint in _keys(cls).items()}
+    section: Any = TypedDict(cls.__name__, keys, total=False)  # type: ignore[misc]
+    current = BeforeValidator(lambda given: _with_current_names(given, keys))
+    return Annotated[with_config(_STRICT)(section), current, AfterValidator(lambda given: cls(**given))]
+
+
+@cache
+def _keys(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}
+
+
+def _annotated(hint: Any) -> Any:
+    """Return what pydantic reads for a field of this type."""
+    options = {option for option in typing.get_args(hint) if option is not types.NoneType}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and types.NoneType in typing.get_args(hint):
+        return typing.Optional[_annotated(typing.Union[tuple(options)])]  # noqa: UP007, UP045 (a variable)
+    if hint is float or options == {float, str}:
+        return Annotated[float, BeforeValidator(lambda v: v if isinstance(v, bool) else number(v))]
+    if options == {Linf, L2}:
+        return Annotated[Any, PlainValidator(_budget)]
+    if hint is Objective:
+        return Annotated[Any, _OneOf("objective")]
+    if hint is Attack or typing.get_origin(hint) is collections.abc.Callable:
+        return Annotated[Any, _OneOf("attack")]
+    if typing.get_origin(hint) is tuple:
+        return Annotated[tuple[_annotated(typing.get_args(hint)[0]), ...], BeforeValidator(_as_tuple)]  # type: ignore[misc]
+    return _section(hint) if isinstance(hint, type) and is_dataclass(hint) else hint
+
+
+@dataclass(frozen=True)
+class _OneOf:
+    """A discriminated union: `kind` names the class."""
+
+    what: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        choices = OBJECTIVES if self.what == "objective" else ATTACKS
+        sections = {name: handler.generate_schema(_section(cls)) for name, cls in choices.items()}
+        union = core_schema.tagged_union_schema(sections, "kind")
+        return core_schema.no_info_before_validator_function(lambda value: _of_kind(value, choices), union)
+
+
+def _of_kind(value: Any, choices: Mapping[str, type]) -> dict[str, Any]:
+    given = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or "kind" not in given:
+        raise _predicate(f"needs a kind, one of {', '.join(choices)}; found {_short(value)}")
+    if given["kind"] not in list(choices):
+        raise _predicate(
+            f"cannot be of kind {_short(given['kind'])}; {_advice(str(given['kind']), list(choices))}"
+        )
+    return dict(given)
+
+
+def _with_current_names(value: Any, known: Mapping[str, Any]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    renamed = {RENAMED.get(key, key): v for key, v in value.items() if key != "kind" or key in known}
+    if "early_stop" in known and renamed.get("score") in ("any", "last"):
+        renamed["early_stop"] = renamed.pop("score") == "any"
+    return renamed
+
+
+def _budget(value: Any) -> Any:
+    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in BUDGETS:
+        raise _predicate(f"is written {{linf: 8/255}} or {{l2: 0.5}}, found {_short(value)}")
+    norm, eps = next(iter(value.items()))
+    return BUDGETS[norm](eps)
+
+
+def _as_tuple(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else tuple(value) if isinstance(value, list) else (value,)
+
+
+# ---- errors -------------------------------------------------------------------------------------------
+
+
+def _predicate(text: str) -> PydanticCustomError:
+    """Return an error whose message follows the name of its place."""
+    return PydanticCustomError("predicate", "{text}", {"text": text})
+
+
+def _sentence(cls: type, problem: ValidationError) -> str:
+    """Return the first error as a sentence."""
+    error = problem.errors(include_url=False)[0]
+    place = [key for key in error["loc"] if key not in OBJECTIVES and key not in ATTACKS]  # without kinds
+    at = ".".join(str(key) for key in place if not isinstance(key, int))
+    match error["type"]:
+        case "value_error":
+            return f"{at}: {error['ctx']['error']}" if at else str(error["ctx"]["error"])
+        case "predicate":
+            return f"{at} {error['msg']}"
+        case "extra_forbidden" | "invalid_key":
+            *outer, key = error["loc"]
+            return f"there is no key {at!r}; {_advice(str(key), list(_keys(_at(cls, outer))))}"
+        case "dict_type":
+            return f"{at or 'a recipe'} must contain keys and values, found {_short(error['input'])}"
+        case _:
+            expected = error["msg"].removeprefix("Input should be ")
+            return f"{at} should be {expected}, found {_short(error['input'])}"
+
+
+def _at(cls: Any, place: list[Any]) -> Any:
+    """Return the dataclass at a place in another one."""
+    for key in place:
+        cls = OBJECTIVES.get(key) or ATTACKS.get(key) or _keys(cls)[key]
+    return cls
+
+
+def _advice(key: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(key, known, 1)
+    return f"did you mean {matches[0]!r}?" if matches else f"choose from {', '.join(known)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+# ---- YAML ---------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, a few lines of which expand beyond any memory, and duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise BadInput("uses YAML aliases (*name), which recipes do not support; write the values out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise BadInput(f"has the key {duplicate!r} twice; leave one of them out")
+        return super().construct_mapping(node, deep)
 
 
 def parsed(text: str, where: str) -> Any:
-    """Parse YAML into plain values. Aliases are refused: a few lines of them can expand beyond any memory."""
+    """Parse YAML into plain values.
+
+    Args:
+        text: The YAML.
+        where: What it is, for error messages.
+    """
     if text.count("[") + text.count("{") > MOST_BRACKETS:
         raise BadInput(
             f"{where} contains more than {MOST_BRACKETS} brackets, which no recipe needs; remove some"
         )
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise BadInput(
-                f"{where} uses YAML aliases (*name), which recipes do not support; write the values out"
-            )
-        _refuse_duplicates(yaml.compose(text, yaml.SafeLoader), where)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as problem:
         raise BadInput(f"{where} is not valid YAML: {' '.join(str(problem).split())}") from None
     except RecursionError:
         raise BadInput(f"{where} is nested too deeply to be a recipe") from None
-    except (ValueError, OverflowError) as problem:  # an impossible date or number
-        if isinstance(problem, BadInput):
-            raise
-        raise BadInput(f"{where} contains a value that YAML cannot read: {problem}") from None
-
-
-def _refuse_duplicates(node: Any, where: str) -> None:
-    """Refuse duplicate keys, of which YAML silently takes the last."""
-    if isinstance(node, yaml.MappingNode):
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        duplicate = next((name for name in names if names.count(name) > 1), None)
-        if duplicate is not None:
-            raise BadInput(f"{where} has the key {duplicate!r} twice; leave one of them out")
-    if isinstance(node, yaml.CollectionNode):
-        for item in node.value:
-            for child in item if isinstance(item, tuple) else (item,):
-                _refuse_duplicates(child, where)
-
-
-RENAMED = {"optimiser": "optimizer", "synchronise": "synchronize"}
-"""Old keys of recipes, and their new names."""
-
-
-def read(kind: Any, value: Any, kinds: Kinds, at: str = "") -> Any:
-    """Return a plain value as an instance of a type.
-
-    Args:
-        kind: The type.
-        value: A plain value: mapping, list, string, number, bool or None.
-        kinds: The classes that a `kind` can name.
-        at: Dotted name of the value's place, for error messages.
-    """
-    options = [o for o in typing.get_args(kind) if o is not type(None)]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(kind):
-            return None
-        if set(options) == {Linf, L2}:
-            return _read_budget(value, kinds, at)
-        if set(options) == {float, str} or len(options) == 1:
-            return read(options[0], value, kinds, at)
-    choices = kinds.at(kind)
-    if choices is not None:
-        return _read_kind(choices, value, kinds, at)
-    if is_dataclass(kind):
-        return _read_fields(kind, value, kinds, at)
-    return _read_leaf(kind, value, at)
-
-
-def _read_fields(kind: Any, value: Any, kinds: Kinds, at: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise BadInput(f"{at or 'a recipe'} must contain keys and values, found {value!r}")
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in fields(kind) if f.init]
-    value = _with_current_names(value, known)
-    for key in value:
-        if key not in known:
-            raise BadInput(f"there is no key {_dotted(at, key)!r}; {_advice(str(key), known)}")
-    given = {key: read(hints[key], v, kinds, _dotted(at, key)) for key, v in value.items()}
-    try:
-        return kind(**given)
     except BadInput as problem:
-        raise BadInput(f"{at}: {problem}" if at else str(problem)) from None
-
-
-def _with_current_names(value: Mapping[str, Any], known: list[str]) -> dict[str, Any]:
-    renamed = {RENAMED.get(key, key): v for key, v in value.items()}
-    if "score" not in known and "early_stop" in known and renamed.get("score") in ("any", "last"):
-        renamed["early_stop"] = renamed.pop("score") == "any"
-    return renamed
-
-
-def _read_kind(choices: Mapping[str, type], value: Any, kinds: Kinds, at: str) -> Any:
-    given = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or "kind" not in given:
-        raise BadInput(f"{at} needs a kind, one of {', '.join(choices)}; found {value!r}")
-    name = given["kind"]
-    if not isinstance(name, str) or name not in choices:
-        raise BadInput(f"{at} cannot be of kind {name!r}; {_advice(str(name), list(choices))}")
-    return _read_fields(choices[name], {k: v for k, v in given.items() if k != "kind"}, kinds, at)
-
-
-def _read_budget(value: Any, kinds: Kinds, at: str) -> Any:
-    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in kinds.budget:
-        raise BadInput(f"{at} is written {{linf: 8/255}} or {{l2: 0.5}}, found {value!r}")
-    norm, eps = next(iter(value.items()))
-    return kinds.budget[norm](eps)
-
-
-def _read_leaf(kind: Any, value: Any, at: str) -> Any:
-    if kind is float and not isinstance(value, bool):
-        try:
-            return number(value)
-        except BadInput as problem:
-            raise BadInput(f"{at}: {problem}") from None
-    if typing.get_origin(kind) is tuple and not isinstance(value, Mapping):
-        (inner, *_) = typing.get_args(kind)
-        return tuple(_read_leaf(inner, v, at) for v in (value if isinstance(value, list) else [value]))
-    try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
-    except ValidationError as problem:
-        reason = problem.errors()[0]["msg"].removeprefix("Input should be ")
-        raise BadInput(f"{at} should be {reason}, found {value!r}") from None
+        raise BadInput(f"{where} {problem}") from None
+    except (ValueError, OverflowError) as problem:  # an impossible date or number
+        raise BadInput(f"{where} contains a value that YAML cannot read: {problem}") from None
 
 
 def overridden(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,39 +268,26 @@ def overridden(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     return out
 
 
-def plain(value: Any, kinds: Kinds) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as YAML can contain it, including defaults: the inverse of `read`.
 
     Args:
         value: A recipe or one of its values.
-        kinds: The classes that a `kind` can name.
     """
+    cls: type = type(value)
+    names = {known: name for choices in (OBJECTIVES, ATTACKS, BUDGETS) for name, known in choices.items()}
     if isinstance(value, Linf | L2):
-        name = next(name for name, kind in kinds.budget.items() if isinstance(value, kind))
         readable = pretty(value.radius)
-        return {name: readable if number(readable) == value.radius and "/" in readable else value.radius}
-    if is_dataclass(value):
-        named = {kind: name for choices in (kinds.objective, kinds.attack) for name, kind in choices.items()}
-        if isinstance(value, Objective | Attack) and type(value) not in named:
-            raise BadInput(
-                f"a recipe file cannot contain {type(value).__name__}, so the run could not be resumed; use "
-                f"one of {', '.join(named.values())}"
-            )
-        values = {f.name: plain(getattr(value, f.name), kinds) for f in fields(value) if f.init}
-        return {"kind": named[type(value)], **values} if type(value) in named else values
+        exact = "/" in readable and number(readable) == value.radius
+        return {names[cls]: readable if exact else value.radius}
+    if is_dataclass(value) and (cls in names or not isinstance(value, Objective | Attack)):
+        kind = {"kind": names[cls]} if cls in names else {}
+        return kind | {name: plain(getattr(value, name)) for name in _keys(cls)}
     if isinstance(value, tuple):
-        return [plain(v, kinds) for v in value]
+        return [plain(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInput(
-        f"a recipe file cannot contain {value!r}; use one of the attacks {', '.join(kinds.attack)}"
+        f"a recipe file cannot contain {_short(value)}, so the run could not be resumed; use one of "
+        f"{', '.join([*OBJECTIVES, *ATTACKS])}"
     )
-
-
-def _dotted(at: str, key: Any) -> str:
-    return f"{at}.{key}" if at else str(key)
-
-
-def _advice(key: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(key, known, 1)
-    return f"did you mean {matches[0]!r}?" if matches else f"choose from {', '.join(known)}"

@@ -17,25 +17,10 @@ import yaml
 
 from trimtab import attacks
 from trimtab.runtime import fingerprint
-from trimtab.train.advbn import AdvBN
-from trimtab.train.adversarial import Adversarial
-from trimtab.train.apart import APART
 from trimtab.train.base import Objective
-from trimtab.train.gaussian import Gaussian
-from trimtab.train.ligs import LIGS
-from trimtab.train.mixture import AdvProp, Mixture
-from trimtab.train.reader import Kinds, overridden, parsed, plain, read
-from trimtab.train.sam import SAM
+from trimtab.train.reader import overridden, parsed, plain, read
 from trimtab.train.standard import Standard
 from trimtab.types import BadInput
-
-OBJECTIVES: dict[str, type] = {
-    "standard": Standard, "gaussian": Gaussian, "adversarial": Adversarial, "mixture": Mixture,
-    "advprop": AdvProp, "advbn": AdvBN, "apart": APART, "sam": SAM, "ligs": LIGS,
-}  # fmt: skip
-ATTACKS: dict[str, type] = {"pgd": attacks.PGD, "fgsm": attacks.FGSM, "cw": attacks.CW, "apgd": attacks.APGD}
-BUDGETS: dict[str, type] = {"linf": attacks.Linf, "l2": attacks.L2}
-KINDS = Kinds(objective=OBJECTIVES, attack=ATTACKS, budget=BUDGETS)
 
 
 def _at_least(least: int, **values: float | None) -> None:
@@ -296,14 +281,13 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         overrides: New values by dotted name: {"objective.attack.steps": 10}.
     """
     values = dict(source) if isinstance(source, Mapping) else _parse(source)
-    recipe = read(Recipe, overridden(values, overrides or {}), KINDS)
-    assert isinstance(recipe, Recipe)
+    recipe: Recipe = read(Recipe, overridden(values, overrides or {}))
     return recipe
 
 
 def write_recipe(recipe: Recipe) -> str:
     """Return the recipe as YAML text, which `read_recipe` reads."""
-    return yaml.safe_dump(plain(recipe, KINDS), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True)
 
 
 def _parse(source: str | Path) -> dict[str, Any]:
