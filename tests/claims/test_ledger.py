@@ -13,11 +13,12 @@ import torch
 
 from trimtab import claims
 from trimtab.attacks import PGD, Linf
-from trimtab.claims import ledger, page
+from trimtab.claims import ada, ledger, page
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Done, Unit
 from trimtab.claims.nets import Net
 from trimtab.claims.power import PerImage
+from trimtab.claims.scales import SMOKE, scale_of
 from trimtab.claims.verdicts import Above, Needs
 from trimtab.cli import main
 from trimtab.evaluate import Attacked
@@ -365,3 +366,67 @@ def test_what_changed_after_numbers_were_seen_is_said(tmp_path, monkeypatch):
     assert set(listed["tests"][0]) >= {"effect", "interval", "detectable effect", "the paper's effect"}
     assert listed["cpu"] == ledger.cpu_name()
     assert listed["minutes"] >= 0
+
+
+def test_a_published_network_is_loaded_and_not_trained_again(tmp_path, monkeypatch):
+    net = Net("mix-adversarial-paper")
+    claim = invented(lambda bench: {**rows(bench), "c": float(bench.network(net).training)}, networks=[net])
+    monkeypatch.setattr("trimtab.claims.engines.everything", lambda: {claim.id: claim})
+    desk = scale_of("desk", "mix")
+    small = replace(SMOKE, name="desk")
+    for place in ("engines", "ledger", "result"):
+        monkeypatch.setattr(f"trimtab.claims.{place}.scale_of", lambda name, paper: small)
+    ledger.run([claim], "desk", tmp_path / "out", tmp_path / "work", seeds=1)
+    key = net.key(small, 0)
+    assert key != net.key(desk, 0)
+    shelf = tmp_path / "out" / "desk" / "networks" / key
+    assert {path.name for path in shelf.iterdir()} == set(ledger.PUBLISHED)
+    (tmp_path / "out" / "desk" / "MIX-4.json").unlink()
+    monkeypatch.setattr("trimtab.claims.bench.Bench._train", lambda *_: pytest.fail("trained again"))
+    result = ledger.run([claim], "desk", tmp_path / "out", tmp_path / "elsewhere", seeds=1)[0]
+    assert result.seeds == [0]
+
+
+def test_published_networks_are_limited(tmp_path, monkeypatch):
+    net = tmp_path / "work" / "networks" / "key"
+    net.mkdir(parents=True)
+    for name in ledger.PUBLISHED:
+        (net / name).write_text("1234")
+    done = Done(Unit("MIX-4", "desk", 0, str(tmp_path / "work")), None, 1.0, "key")
+    monkeypatch.setattr(ledger, "MOST_PUBLISHED", 3)
+    ledger.publish_network(done, tmp_path)
+    assert not ledger.networks(tmp_path, "desk").exists()
+    monkeypatch.setattr(ledger, "MOST_PUBLISHED", 4)
+    ledger.publish_network(done, tmp_path)
+    assert (ledger.networks(tmp_path, "desk") / "key" / "model.safetensors").read_text() == "1234"
+
+
+def test_the_first_seeds_of_a_row_come_before_the_second_ones():
+    chosen = claims.chosen(["ADA-1", "MIX-2", "ADA-8"])
+    order = [(claim.id, seed) for claim, seed in ledger.in_order(chosen, "desk", 2)]
+    assert order == [("ADA-1", 0), ("ADA-8", 0), ("ADA-1", 1), ("ADA-8", 1), ("MIX-2", 0), ("MIX-2", 1)]
+
+
+def test_the_keys_of_the_desk_are_those_of_its_committed_results():
+    """A change of these keys discards results that took hours: it needs a reason."""
+    known = claims.everything()
+    at = scale_of("desk", "ada")
+    keys = {name: net.key(at, 0) for name, net in ada.NETWORKS.items()}
+    assert keys == {
+        "Adv_inf": "b8ed39d7232de09c",
+        "Adv_2": "71855a762a0e5a6e",
+        "Baseline": "5aa199d98a5c72a0",
+        "Rand": "25be309341bf4ffc",
+    }
+    assert {f"ADA-{k}": ledger.settings(known[f"ADA-{k}"], "desk")[:12] for k in range(1, 11)} == {
+        "ADA-1": "687f65799741",
+        "ADA-2": "bed91aa75f8d",
+        "ADA-3": "51b4b931e9b5",
+        "ADA-4": "0b715a221126",
+        "ADA-5": "abf75b0c95c0",
+        "ADA-6": "47112bebe074",
+        "ADA-7": "172576acda32",
+        "ADA-8": "401f5042b511",
+        "ADA-9": "feaeb0210e82",
+        "ADA-10": "5053903ef67c",
+    }

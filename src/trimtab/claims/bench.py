@@ -10,6 +10,7 @@ Everything is stored in one folder, so that nothing is computed twice and an int
 from __future__ import annotations
 
 import fcntl
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class Bench:
     """The networks that the claim declared; None allows any."""
     progress: Progress | None = None
     """Called while networks are trained and sets are made."""
+    published: Path | None = None
+    """Folder of networks that were published with the results: they are loaded, not trained again."""
     methods: dict[str, int] = field(default_factory=dict)
     """The versions of the attacks, conditions and constructions that were used."""
     _networks: dict[str, nn.Module] = field(default_factory=dict)
@@ -83,7 +86,7 @@ class Bench:
         return train.Run(self._path(net), net.at(self.scale, self.seed)).metrics()
 
     def _path(self, net: Net) -> Path:
-        return self.folder / "networks" / net.key(self.scale, self.seed)
+        return run_folder(self.folder, self.published, net.key(self.scale, self.seed))
 
     def _loaded(self, net: Net) -> nn.Module:
         if net.given and self.scale.name == "paper":
@@ -96,10 +99,10 @@ class Bench:
 
     def _train(self, net: Net, path: Path) -> None:
         recipe = net.at(self.scale, self.seed)
-        bench = Bench(self.scale, self.seed, self.folder, None, self.progress)
+        bench = Bench(self.scale, self.seed, self.folder, None, self.progress, self.published)
         start = bench.network(net.start) if net.start else None
         images = bench.made(net.data) if net.data else None
-        callbacks: list[Callback] = [self._report(f"training {net.recipe}")]
+        callbacks: list[Callback] = [self._report(f"training {net.recipe}"), stop_if_paused(self.folder)]
         if net.watch is not None:
             callbacks.append(net.watch(bench))
         run = train.Run(path, recipe)
@@ -136,7 +139,9 @@ class Bench:
         options: dict[str, Any] = {"steps": self.scale.label_steps}
         if made.kind in ("D_R", "D_NR"):
             options = {"steps": self.scale.match_steps, "step": self.scale.match_step}
-        source = Bench(self.scale, self.seed, self.folder, None, self.progress).network(made.source)
+        source = Bench(self.scale, self.seed, self.folder, None, self.progress, self.published).network(
+            made.source
+        )
         images = self.made(made.of) if made.of else self.images("train", self.scale.made)
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -196,6 +201,28 @@ class Bench:
         kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"
         sizes = {"attack": self.scale.attacked, "corruption": self.scale.corrupted}
         return {"n": sizes.get(kind, self.scale.test), **how}
+
+
+def run_folder(folder: Path, published: Path | None, key: str) -> Path:
+    """Return the folder of a network's run: the published one if it exists, else that of the store."""
+    if published is not None and (published / key / WEIGHTS).exists():
+        return published / key
+    return folder / "networks" / key
+
+
+def stop_if_paused(folder: Path) -> Callback:
+    """Return a callback that ends a training, its state saved, at a file PAUSE in the folder of the store."""
+
+    def callback(event: Event) -> None:
+        if event.kind == "step" and event.step % 20 == 0 and paused(folder):
+            signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
+
+    return callback
+
+
+def paused(folder: Path) -> bool:
+    """Return whether a file PAUSE next to the store asks a run to stop."""
+    return (folder / "PAUSE").exists()
 
 
 def operations(objective: train.Objective, model: nn.Module, batch: Batch) -> int:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.claims.bench import Bench, Progress
+from trimtab.claims.bench import Bench, Progress, paused, run_folder
 from trimtab.claims.claim import Claim, everything
 from trimtab.claims.nets import Net, closure
 from trimtab.claims.scales import scale_of
-from trimtab.train import Diverged
+from trimtab.train import Diverged, Stopped
 from trimtab.types import BadInput
 
 
@@ -37,6 +37,13 @@ class Unit:
     """Folder of networks, sets and measurements."""
     threads: int | None = None
     """CPU threads of the worker; None leaves them unchanged."""
+    published: str = ""
+    """Folder of networks that were published with the results."""
+
+    @property
+    def shelf(self) -> Path | None:
+        """The folder of published networks as a path."""
+        return Path(self.published) if self.published else None
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,8 @@ def _claim_and_bench(unit: Unit, progress: Progress | None) -> tuple[Claim, Benc
     if unit.threads is not None:
         torch.set_num_threads(unit.threads)
     claim = everything()[unit.id]
-    return claim, Bench(scale_of(unit.scale, claim.paper), unit.seed, Path(unit.folder), None, progress)
+    scale = scale_of(unit.scale, claim.paper)
+    return claim, Bench(scale, unit.seed, Path(unit.folder), None, progress, unit.shelf)
 
 
 def missing(unit: Unit, skip: set[str]) -> Iterator[str]:
@@ -113,7 +121,7 @@ def missing(unit: Unit, skip: set[str]) -> Iterator[str]:
     from trimtab.models.files import WEIGHTS
 
     for key, net in nets_of(everything()[unit.id], unit).items():
-        exists = (Path(unit.folder) / "networks" / key / WEIGHTS).exists() or (
+        exists = (run_folder(Path(unit.folder), unit.shelf, key) / WEIGHTS).exists() or (
             net.given and unit.scale == "paper"
         )
         if key not in skip and not exists:
@@ -135,22 +143,22 @@ def blocked(unit: Unit, failures: Failures, key: str | None = None) -> Done | No
     return None
 
 
-def paused(folder: str) -> bool:
-    """Return whether a file PAUSE next to the store asks a run to stop after the current unit."""
-    return (Path(folder) / "PAUSE").exists()
-
-
 def local(units: Sequence[Unit], progress: Progress | None = None) -> Iterator[Done]:
     """Run units one after the other in this process: the networks of a unit, then its measurement."""
     seen: set[str] = set()
     failures: Failures = {}
     for unit in units:
-        if paused(unit.folder):
+        if paused(Path(unit.folder)):
             return
         for key in missing(unit, seen):
-            if paused(unit.folder):
+            if paused(Path(unit.folder)):
                 return
-            done = blocked(unit, failures, key) or train_network(unit, key, progress)
+            try:
+                done = blocked(unit, failures, key) or train_network(unit, key, progress)
+            except Stopped:
+                if paused(Path(unit.folder)):
+                    return
+                raise
             if done.problem:
                 failures[key] = done
             yield done

@@ -26,7 +26,9 @@ from trimtab.claims.bench import Progress, locked
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import ENGINES, Done, Unit
 from trimtab.claims.result import NOT_YET, Result, from_json, plain, settings, to_json, units
-from trimtab.claims.scales import Scale, scale_of
+from trimtab.claims.scales import WAVE1, Scale, scale_of
+from trimtab.io import atomic_write
+from trimtab.models.files import WEIGHTS
 from trimtab.train import write_text
 from trimtab.types import BadInput
 
@@ -35,6 +37,10 @@ __all__ = [
     "shared_files", "stored_verdict", "times", "units", "write",
 ]  # fmt: skip
 
+MOST_PUBLISHED = 60_000_000
+"""Limit of the published networks, in bytes; networks beyond it are trained again where they are needed."""
+PUBLISHED = ("recipe.yaml", "environment.json", "metrics.jsonl", "model.json", WEIGHTS)
+"""The files of a published network."""
 FROZEN = "FROZEN"
 """A folder of results that contains a file of this name is a closed edition: no command writes to it."""
 
@@ -70,9 +76,8 @@ def run(
         raise BadInput(f"a claim needs at least one seed, found {seeds}")
     results = {claim.id: read(claim, scale, out) for claim in claims}
     todo = [
-        Unit(claim.id, scale, seed, str(work), threads)
-        for claim in claims
-        for seed in range(seeds or seeds_for(claim, scale_of(scale, claim.paper)))
+        Unit(claim.id, scale, seed, str(work), threads, str(networks(out, scale)))
+        for claim, seed in in_order(claims, scale, seeds)
         if seed not in results[claim.id].rows
     ]
     measured, refusals = 0, set()
@@ -90,10 +95,58 @@ def run(
     return list(results.values())
 
 
+def in_order(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> list[tuple[Claim, int]]:
+    """Return claims and seeds in the order of their measurement.
+
+    Claims of a row of `WAVE1` share networks: their first seeds come before the second ones. Other claims are
+    rows of their own.
+
+    Args:
+        claims: The claims.
+        scale: Name of the scale.
+        seeds: Seeds per claim; by default the number that the scale plans.
+    """
+    row_of = {id: number for number, row in enumerate(WAVE1) for id in row.ids}
+    rows: dict[Any, list[Claim]] = {}
+    for claim in claims:
+        rows.setdefault(row_of.get(claim.id, claim.id), []).append(claim)
+    planned = {claim.id: seeds or seeds_for(claim, scale_of(scale, claim.paper)) for claim in claims}
+    return [
+        (claim, seed)
+        for row in rows.values()
+        for seed in range(max(planned[claim.id] for claim in row))
+        for claim in row
+        if seed < planned[claim.id]
+    ]
+
+
+def publish_network(done: Done, out: Path) -> None:
+    """Copy a trained network that other units need to the results, up to `MOST_PUBLISHED` bytes in all.
+
+    Args:
+        done: The outcome of its training.
+        out: Folder of the results.
+    """
+    shelf, source = networks(out, done.unit.scale), Path(done.unit.folder) / "networks" / done.network
+    sizes = [path.stat().st_size for path in shelf.rglob("*") if path.is_file()]
+    if sum(sizes) + (source / WEIGHTS).stat().st_size > MOST_PUBLISHED:
+        return
+    for name in PUBLISHED:  # the weights last: they say that the network is there
+        with atomic_write(shelf / done.network / name) as part:
+            part.write_bytes((source / name).read_bytes())
+
+
+def networks(out: Path, scale: str) -> Path:
+    """Return the folder of the networks that are published with the results."""
+    return out / scale / "networks"
+
+
 def _record(result: Result, done: Done, out: Path) -> None:
     """Add a finished unit to the result of its claim, and write it."""
     if not done.problem:
         note_time(out, done)
+        if done.network and done.unit.scale == "desk":
+            publish_network(done, out)
     if done.rows is not None:
         result.rows[done.unit.seed] = plain(done.rows)
         result.failed.pop(done.unit.seed, None)

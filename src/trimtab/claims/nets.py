@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trimtab.claims.scales import Scale
-from trimtab.runtime.fingerprint import digest
+from trimtab.runtime.fingerprint import describe, digest
 from trimtab.train import Recipe, read_recipe
 from trimtab.train.reader import overridden, plain
 
@@ -65,11 +65,11 @@ class Net:
         return _key(self, scale, seed)
 
     def about(self, scale: Scale, seed: int) -> dict[str, Any]:
-        """Return all that it depends on, as plain values."""
+        """Return all that it depends on, as plain values; of its recipe what differs from the defaults."""
         if self.given and scale.name == "paper":
             return {"given": self.given}
         return {
-            "recipe": plain(self.at(scale, seed)),
+            "recipe": describe(self.at(scale, seed)),
             "start": self.start.about(scale, seed) if self.start else None,
             "data": self.data.about(scale, seed) if self.data else None,
             "watch": self.watch.__name__ if self.watch else None,

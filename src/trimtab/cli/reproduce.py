@@ -47,7 +47,7 @@ class Reproduce:
     def run(self) -> int:
         """Run the command and return its exit code."""
         from trimtab import claims
-        from trimtab.claims import engines, ledger, page
+        from trimtab.claims import bench, ledger, page
         from trimtab.cli import console
         from trimtab.types import BadInput
 
@@ -64,7 +64,7 @@ class Reproduce:
         results = self._measured(ledger, selected, problems)
         page.publish(self.scale, self.out)
         self._show(results)
-        if engines.paused(str(self.work)):
+        if bench.paused(self.work):
             console.err.print(
                 f"Paused by {self.work / 'PAUSE'}: remove it and run the command again to resume."
             )
