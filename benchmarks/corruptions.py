@@ -21,7 +21,7 @@ from benchmarks.race import Asked, Row, Run, Times, compare
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
 from trimtab.data.corruptions.apply import AT_ONCE, FUNCTIONS
 from trimtab.data.corruptions.filters import Chance
-from trimtab.data.corruptions.tables import TABLES
+from trimtab.data.corruptions.tables import constants as constants_of
 
 OURS = {32: 256, 224: 12}
 THEIRS = {32: 16, 224: 2}
@@ -74,7 +74,7 @@ def whole_and_bare(names: Sequence[str], size: int) -> dict[str, Run]:
     _, many = batches(size)
     images = many.float() / 255
     parts = images.split(max(1, AT_ONCE // images[0].numel()))
-    table = TABLES[size]
+    table = constants_of(size)
 
     def whole() -> None:
         for name in names:

@@ -1,4 +1,6 @@
-"""Files that are whole or not there: written next to their place, synced, then renamed.
+"""Files: what cannot be read is named in one sentence, what is written is whole or not there.
+
+Files are written next to their place, synced, then renamed.
 
 Every writer has its own temporary file, whatever machines and containers share the folder. What a killed
 process left there is removed by the next writer of the same file on the same machine; whether processes of
@@ -20,6 +22,55 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from trimtab.types import BadInput
+
+_HEADS = {
+    b"\x80": "a Python pickle, which is never opened",
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89HDF": "an HDF5 file",
+    b"version https://git-lfs": "a Git LFS pointer, fetch the file that it points to",
+}
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of a file that is there; `~` is expanded."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise BadInput(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
+    return path
+
+
+def kind_of(path: Path) -> str:
+    """Return what a file is by its first bytes, in words for an error message."""
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if not head:
+        return "an empty file"
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
+        return "a web page (HTML)"
+    unknown = f"{path.stat().st_size} bytes of another kind, or cut short"
+    return next((words for start, words in _HEADS.items() if head.startswith(start)), unknown)
+
+
+@contextmanager
+def reading(path: Path, what: str | None = None) -> Iterator[None]:
+    """Turn whatever a reader raises on a file that is damaged, or made to do harm, into one sentence.
+
+    Args:
+        path: the file.
+        what: what it should be, such as "a NumPy array"; if not given, it is that, but damaged.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception:  # the reader of a foreign format can fail in any way
+        if what is None:
+            raise BadInput(f"{path} is damaged or cut short; fetch or save it again") from None
+        raise BadInput(f"{path} is not {what}: it is {kind_of(path)}") from None
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from tests.reference.imagecorruptions_oracle import chance, constants, corrupted
 
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, apply, corrupt
 from trimtab.data.corruptions.digital import affine_map
-from trimtab.data.corruptions.tables import IMAGENET_C
+from trimtab.data.corruptions.tables import constants as table
+
+IMAGENET_C = table(224)
 
 SEVERITIES = (1, 2, 3, 4, 5)
 FROST = folder() / "frost"

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.corruption_images import as_levels, as_tensor, photographs
 
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
-from trimtab.data.corruptions.tables import CIFAR_C, IMAGENET_C
+from trimtab.data.corruptions.tables import constants
 
 ALL = CORRUPTIONS + EXTRA_CORRUPTIONS
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -19,7 +19,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 def test_there_are_fifteen_and_four_with_five_severities_in_both_tables():
     assert (len(CORRUPTIONS), len(EXTRA_CORRUPTIONS)) == (15, 4)
-    for table in (CIFAR_C, IMAGENET_C):
+    for table in map(constants, (32, 224)):
         assert set(table) == set(ALL)
         assert all(len(rows) == 5 for rows in table.values())
 
@@ -53,7 +53,7 @@ PUBLISHED_32 = {
 @pytest.mark.parametrize("name", ALL)
 def test_the_32_table_is_the_published_one(name):
     rows = [tuple(float(number) for number in row.split(",")) for row in PUBLISHED_32[name].split()]
-    assert [tuple(map(float, row)) for row in CIFAR_C[name]] == rows
+    assert [tuple(map(float, row)) for row in constants(32)[name]] == rows
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

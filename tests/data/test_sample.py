@@ -4,13 +4,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, PngImagePlugin
 
 from trimtab.data import load
-from trimtab.data.embedded import SPEC, make, read_mosaic, sample
+from trimtab.data.embedded import CLASSES, PER_CLASS, ROW, SPEC, read_mosaic, sample
 from trimtab.data.sets import moments
 from trimtab.types import BadInput
 
 ORIGINAL = Path("/usr/share/datasets/fashion-mnist")
+
+
+def make(split: str, source: Path, to: Path) -> None:
+    """Write a mosaic from Fashion-MNIST's own files (Debian has them in dataset-fashion-mnist)."""
+    prefix = {"train": "train", "test": "t10k"}[split]
+    images = _idx(source / f"{prefix}-images-idx3-ubyte.gz", header=16).reshape(-1, 28, 28)
+    labels = _idx(source / f"{prefix}-labels-idx1-ubyte.gz", header=8)
+    keep = np.sort(np.concatenate([_spread(labels == c, PER_CLASS[split]) for c in range(len(CLASSES))]))
+    mosaic = images[keep].reshape(-1, ROW, 28, 28).swapaxes(1, 2).reshape(-1, ROW * 28)
+    text = PngImagePlugin.PngInfo()
+    text.add_text("labels", "".join(map(str, labels[keep])), zip=True)
+    Image.fromarray(mosaic).save(to, "PNG", pnginfo=text, optimize=True)
+
+
+def _spread(chosen: np.ndarray, count: int) -> np.ndarray:
+    """`count` of the chosen positions, evenly spaced, so that no stretch of the set is rich in a class."""
+    positions = np.flatnonzero(chosen)
+    return positions[np.arange(count) * len(positions) // count]
+
+
+def _idx(path: Path, header: int) -> np.ndarray:
+    with gzip.open(path) as file:
+        return np.frombuffer(file.read(), np.uint8, offset=header)
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("train", 800), ("test", 200)])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trimtab.data.files import kind_of, read, save
+from trimtab.data.files import read, save
 from trimtab.data.sets import from_arrays
-from trimtab.io import _here, atomic_write
+from trimtab.io import _here, atomic_write, kind_of
 from trimtab.types import BadInput
 
 

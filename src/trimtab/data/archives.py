@@ -7,25 +7,17 @@ its publisher made.
 
 from __future__ import annotations
 
-import lzma
 import re
-import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from trimtab.data.files import existing, kind_of
+from trimtab.io import existing, reading
 from trimtab.types import BadInput
 
 Wanted: TypeAlias = Callable[[str], object]
-DAMAGED = (
-    EOFError, IndexError, KeyError, OSError, RuntimeError, ValueError, OverflowError, struct.error,
-    zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
-)  # fmt: skip
-"""What their readers raise on archives that are damaged, or made to be."""
 LARGEST = 2**30
 """No file in a published archive unpacks to more bytes than this."""
 
@@ -33,19 +25,15 @@ LARGEST = 2**30
 def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     """Name and content of the wanted files of a tar or zip archive, in the archive's order."""
     path = existing(path)
+    with reading(path, "a tar or zip archive"):
+        read = _zip_members if zipfile.is_zipfile(path) else _tar_members
+        if read is _tar_members and not tarfile.is_tarfile(path):
+            raise ValueError
     try:
-        if zipfile.is_zipfile(path):
-            yield from _zip_members(path, wanted)
-        elif tarfile.is_tarfile(path):
-            yield from _tar_members(path, wanted)
-        else:
-            raise BadInput(f"{path} cannot be read as a tar or zip archive: it is {kind_of(path)}")
-    except BadInput:
-        raise
+        with reading(path):
+            yield from read(path, wanted)
     except NotImplementedError as problem:  # a way to compress or encrypt that nobody here speaks
         raise BadInput(f"{path} cannot be read: {problem}") from None
-    except DAMAGED:
-        raise BadInput(f"{path} is damaged or cut short; delete it and fetch it again") from None
 
 
 def _tar_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:

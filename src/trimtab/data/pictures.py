@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from trimtab.data.files import FORMATS, UNREADABLE, kind_of
+from trimtab.data.files import FORMATS
+from trimtab.io import reading
 from trimtab.types import BadInput, InputSpec
 
 LONGEST = 65_536
@@ -34,11 +35,8 @@ def form(path: Path) -> Form:
 
 def decode(path: Path, channels: int) -> Image.Image:
     """Decode a whole picture to gray (1 channel) or RGB (3)."""
-    with _open(path) as image:
-        try:
-            return image.convert("L" if channels == 1 else "RGB")
-        except UNREADABLE:
-            raise BadInput(f"{path} is damaged or cut short: it cannot be decoded") from None
+    with _open(path) as image, reading(path):
+        return image.convert("L" if channels == 1 else "RGB")
 
 
 def prepare(image: Image.Image, spec: InputSpec, path: Path) -> np.ndarray:
@@ -96,12 +94,11 @@ def pixels(image: Image.Image, spec: InputSpec) -> np.ndarray:
 
 def _open(path: Path) -> Image.Image:
     """A picture whose pixels are read when they are needed."""
-    try:
-        image = Image.open(path, formats=FORMATS)
-    except Image.DecompressionBombError:
-        raise BadInput(f"{path} claims more pixels than any photograph has; remove it") from None
-    except UNREADABLE:
-        raise BadInput(f"{path} is not a readable image: it is {kind_of(path)}") from None
+    with reading(path, "a readable image"):
+        try:
+            image = Image.open(path, formats=FORMATS)
+        except Image.DecompressionBombError:
+            raise BadInput(f"{path} claims more pixels than any photograph has; remove it") from None
     if image.mode.startswith(DEEP):
         image.close()
         raise BadInput(f"{path} has {image.mode} pixels, of more than 8 bits; convert it to 8 bits first")

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,9 +19,10 @@ import numpy as np
 from PIL import Image
 
 from trimtab.data.archives import members
-from trimtab.data.files import FORMATS, UNREADABLE, existing, kind_of
+from trimtab.data.files import FORMATS
 from trimtab.data.sets import in_turns
 from trimtab.data.sources import Progress
+from trimtab.io import existing, reading
 from trimtab.types import BadInput
 
 
@@ -48,11 +50,9 @@ def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
             return _records(files.pop(f"{stem}.bin"), label_bytes=1)
         if f"{stem}.png" in files and f"{split}_lables.json" in files:
             pixels = _rgb(files.pop(f"{stem}.png"), stem)
-            try:
+            with reading(path):
                 labels = np.array(json.loads(files[f"{split}_lables.json"]), dtype=np.int64)
                 pixels = pixels.reshape(-1, 32, 32, 3)
-            except (ValueError, TypeError, OverflowError, RecursionError):
-                raise BadInput(f"{stem} or its labels in {path} are not those of CIFAR-10") from None
             return pixels, labels.reshape(-1)[number * len(pixels) :][: len(pixels)]
         raise BadInput(f"{path} does not hold all of CIFAR-10: {stem} is missing")
 
@@ -85,12 +85,13 @@ def svhn(split: str, path: Path, progress: Progress) -> Iterator[Split]:
     from scipy.io import loadmat  # slow to import, and only this set needs it
 
     path = existing(path)
-    try:
+    with reading(path, "a MATLAB file of SVHN"):
         content = loadmat(path, variable_names=("X", "y"))
         pixels, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1)
-    except Exception:  # the reader of a binary format can fail in any way on what is not that format
-        raise BadInput(f"{path} cannot be read as a MATLAB file of SVHN: it is {kind_of(path)}") from None
     yield Split(split, np.ascontiguousarray(pixels), labels.astype(np.int64) % 10, tuple("0123456789"))
+
+
+svhn_train, svhn_test = partial(svhn, "train"), partial(svhn, "test")
 
 
 def tiny_imagenet(path: Path, progress: Progress) -> Iterator[Split]:
@@ -130,10 +131,8 @@ def _text(content: bytes) -> str:
 
 
 def _rgb(content: bytes, name: str) -> np.ndarray:
-    try:
+    with reading(Path(name)):
         return np.asarray(Image.open(io.BytesIO(content), formats=FORMATS).convert("RGB"))
-    except UNREADABLE:
-        raise BadInput(f"{name} in the archive is not a readable image; fetch the archive again") from None
 
 
 def _records(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:

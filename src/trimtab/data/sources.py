@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from trimtab.data.files import kind_of
-from trimtab.io import readable_errors
+from trimtab.io import kind_of, readable_errors
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0 if unknown)."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,12 +21,12 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import trimtab
 from trimtab import norm
-from trimtab.io import atomic_write
+from trimtab.io import atomic_write, kind_of, reading
 from trimtab.models.pixels import Pixels, wrap
 from trimtab.norm.steering import innermost
 from trimtab.types import BadInput
@@ -135,17 +134,9 @@ def read(path: str | Path) -> tuple[State, dict[str, Any] | None]:
 def _head(file: Path) -> bytes:
     try:
         with open(file, "rb") as opened:
-            head = opened.read(512)
+            return opened.read(512)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror}") from None
-    start = head.lstrip().lower()
-    if not head:
-        raise BadInput(f"{file} is empty; fetch it again")
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        raise BadInput(f"{file} is a web page, no checkpoint: the download went wrong, fetch it again")
-    if start.startswith(b"version https://git-lfs"):
-        raise BadInput(f"{file} is a Git LFS pointer, no checkpoint; fetch the file it points to")
-    return head
 
 
 def _is_safetensors(file: Path, head: bytes) -> bool:
@@ -153,13 +144,9 @@ def _is_safetensors(file: Path, head: bytes) -> bool:
 
 
 def _read_safetensors(file: Path) -> tuple[State, dict[str, Any] | None]:
-    try:
-        with safe_open(file, "pt") as opened:
-            described = (opened.metadata() or {}).get(_KEY)
-            state = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, KeyError, AttributeError, ValueError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise BadInput(f"{file} is damaged or cut short ({why}); fetch or save it again") from None
+    with reading(file), safe_open(file, "pt") as opened:
+        described = (opened.metadata() or {}).get(_KEY)
+        state = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
     if described is None:
         return state, None
     description = _description(file, described)
@@ -209,25 +196,22 @@ _OLD_FORMAT = b"\x80\x02\x8a\n" + 0x1950A86A20F9469CFC6C.to_bytes(10, "little") 
 
 
 def _read_torch(file: Path, head: bytes) -> Any:
-    damaged = BadInput(f"{file} is damaged or cut short; fetch or save it again")
     objects = BadInput(
         f"{file} holds Python objects (a pickle, a whole model, a script), and loading those could run code: "
         "save the model's state_dict() instead"
     )
-    if head.startswith(b"PK"):
-        if not zipfile.is_zipfile(file):
-            raise damaged
-    elif not head.startswith(_OLD_FORMAT):
-        unknown = BadInput(
-            f"{file} is no checkpoint; give a .safetensors, .pt or .pth file, or a saved folder"
+    if not head.startswith((b"PK", _OLD_FORMAT)):
+        unknown = (
+            f"{file} is no checkpoint but {kind_of(file)}; give a .safetensors, .pt or .pth file, or a folder"
         )
-        raise objects if head.startswith(b"\x80") else unknown
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise objects from None
-    except Exception as error:  # what a damaged file makes a parser raise is anybody's guess
-        raise (objects if "TorchScript" in str(error) else damaged) from None
+        raise objects if head.startswith(b"\x80") else BadInput(unknown)
+    with reading(file):
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
+                raise objects from None
+            raise
 
 
 _HOMES = ("state_dict", "model_state_dict", "model", "net", "weights", "model_ema", "state_dict_ema")

@@ -9,33 +9,17 @@ import torch
 from torch import Tensor
 
 from trimtab import rng
-from trimtab.data.corruptions import blur, digital, noise, weather
+from trimtab.data.corruptions import blur, digital, noise, spatter, weather
 from trimtab.data.corruptions.filters import Chance
-from trimtab.data.corruptions.spatter import spatter
-from trimtab.data.corruptions.tables import TABLES, table_for
+from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS, SIZES, constants, table_for
 from trimtab.types import BadInput
 
+_MODULES = (noise, blur, weather, digital, spatter)
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
-    "defocus_blur": blur.defocus_blur,
-    "glass_blur": blur.glass_blur,
-    "motion_blur": blur.motion_blur,
-    "zoom_blur": blur.zoom_blur,
-    "snow": weather.snow,
-    "frost": weather.frost,
-    "fog": weather.fog,
-    "brightness": digital.brightness,
-    "contrast": digital.contrast,
-    "elastic_transform": digital.elastic_transform,
-    "pixelate": digital.pixelate,
-    "jpeg_compression": digital.jpeg_compression,
-    "speckle_noise": noise.speckle_noise,
-    "gaussian_blur": blur.gaussian_blur,
-    "spatter": spatter,
-    "saturate": digital.saturate,
+    name: next(getattr(module, name) for module in _MODULES if hasattr(module, name))
+    for name in CORRUPTIONS + EXTRA_CORRUPTIONS
 }
+"""Each corruption is the function of that name."""
 
 _ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
 LEAST = 28  # pixels a side, from which corruptions are defined
@@ -63,7 +47,7 @@ def corrupt(
     severity = int(severity)
     listed = rng.ids_of(x, ids)
     height, width = x.shape[2:]
-    constants = TABLES[table or table_for(height, width)][name][severity - 1]
+    arguments = constants(table or table_for(height, width))[name][severity - 1]
     extra = {"textures": str(frost_textures)} if name == "frost" and frost_textures is not None else {}
     stream = rng.key(*name.encode(), severity)
     out = torch.empty_like(x)
@@ -72,7 +56,7 @@ def corrupt(
         part = slice(start, start + step)
         levels = x[part] if name in _ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
         chance = Chance(seed, listed[part], stream, x.device)
-        _store(FUNCTIONS[name](levels, chance, *constants, **extra), out[part])
+        _store(FUNCTIONS[name](levels, chance, *arguments, **extra), out[part])
     return out
 
 
@@ -86,7 +70,7 @@ def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
         raise BadInput(f"there is no corruption {name!r}; choose one of {', '.join(FUNCTIONS)}")
     if severity not in (1, 2, 3, 4, 5):
         raise BadInput(f"severity must be 1, 2, 3, 4 or 5, found {severity!r}")
-    if table is not None and table not in TABLES:
+    if table is not None and table not in SIZES:
         raise BadInput(f"the table of constants must be 32 or 224, found {table!r}")
     if x.ndim != 4 or not takes(*x.shape[1:]):
         raise BadInput(

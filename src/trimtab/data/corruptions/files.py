@@ -14,8 +14,6 @@ from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS
 from trimtab.io import atomic_write
 from trimtab.types import BadInput
 
-_AT_ONCE = 500  # images
-
 
 def write_cifar10_c(
     images: Tensor,
@@ -37,25 +35,11 @@ def write_cifar10_c(
     if len(labels) and not (labels.min() >= 0 and labels.max() <= 255):
         raise BadInput("labels must lie in 0..255, since CIFAR-10-C stores them in one byte each")
     paths = [Path(folder) / f"{name}.npy" for name in (*names, "labels")]
-    count, shape = len(images), (5 * len(images), *images.shape[2:], images.shape[1])
+    levels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
     for name, path in zip(names, paths, strict=False):
-        with atomic_write(path) as part:
-            file = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
-            for severity in range(1, 6):
-                for start in range(0, count, _AT_ONCE):
-                    some = images[start : start + _AT_ONCE]
-                    ids = range(start, start + len(some))
-                    changed = corrupt(some, name, severity, seed, ids, frost_textures, table)
-                    here = (severity - 1) * count + start
-                    file[here : here + len(some)] = _bytes(changed)
-            file.flush()
-            del file  # unmapped before it is renamed
+        with atomic_write(path) as part, open(part, "wb") as handle:
+            changed = [corrupt(levels, name, s, seed, None, frost_textures, table) for s in range(1, 6)]
+            np.save(handle, torch.cat(changed).permute(0, 2, 3, 1).cpu().numpy())
     with atomic_write(paths[-1]) as part, open(part, "wb") as handle:
         np.save(handle, np.tile(labels.cpu().numpy().astype(np.uint8), 5))
     return paths
-
-
-def _bytes(images: Tensor) -> np.ndarray:
-    """As uint8 (N, H, W, C)."""
-    levels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
-    return levels.permute(0, 2, 3, 1).cpu().numpy()
