@@ -11,7 +11,7 @@ from torch import nn
 
 import trimtab
 from trimtab import norm
-from trimtab.norm.packs import pack, read_pack
+from trimtab.norm import pack, read_pack
 from trimtab.types import BadInput
 
 
@@ -187,3 +187,46 @@ def test_a_forward_function_lets_any_task_be_recalibrated():
     norm.recalibrate(net, [batch], forward=lambda model, item: model(**item))
     inputs = net.body[0](torch.stack(batch["images"])).detach().transpose(0, 1).flatten(1)
     torch.testing.assert_close(norm.layers(net)["body.1"].running_mean, inputs.mean(1))
+
+
+def test_a_changed_weight_is_noticed_after_the_pack_was_loaded_once():
+    net = network()
+    made = norm.gather(net, [torch.rand(8, 3, 9, 9)])
+    norm.load_pack(net, made)
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    with pytest.raises(BadInput, match="other weights"):
+        norm.load_pack(net, made)
+
+
+def test_compared_packs_differ_by_what_was_planted():
+    net = network()
+    before = norm.pack(net)
+    with torch.no_grad():
+        layer = norm.layers(net)["4"]
+        layer.running_mean.add_(2 * (layer.running_var + 1e-5).sqrt())
+        layer.bias.add_(0.5)
+    rows = {row.layer: row for row in norm.compare(norm.pack(net), before)}
+    assert rows["1"][1:] == pytest.approx((0, 1, 0))
+    assert rows["4"].mean_shift == pytest.approx(2, rel=1e-5)
+    assert rows["4"].affine_change == pytest.approx(0.5, rel=1e-5)
+
+
+def test_the_divergence_is_torchs_between_normal_distributions():
+    torch.manual_seed(0)
+    mean, var, mean0, var0 = torch.randn(5, 4), torch.rand(5, 4) + 0.1, torch.randn(4), torch.rand(4) + 0.1
+    normal = torch.distributions.Normal
+    kl = torch.distributions.kl_divergence(normal(mean, var.sqrt()), normal(mean0, var0.sqrt())).mean(1)
+    torch.testing.assert_close(norm.divergence(mean, var, mean0, var0), kl, rtol=1e-3, atol=1e-3)
+
+
+def test_the_reported_error_of_averaging_is_that_of_numpy():
+    net = network()
+    shards = [torch.rand(16, 3, 9, 9), torch.rand(8, 3, 9, 9) + 2]
+    packs = [norm.gather(net, [shard]) for shard in shards]
+    merged = norm.merge(packs)
+    error = norm.averaging_error(packs, merged)["1"]
+    inputs = [net[0](shard).detach().double().transpose(0, 1).flatten(1).numpy() for shard in shards]
+    whole = np.concatenate(inputs, 1).var(1, ddof=1)
+    average = (16 * inputs[0].var(1, ddof=1) + 8 * inputs[1].var(1, ddof=1)) / 24
+    assert error == pytest.approx(np.abs((average - whole) / whole).max(), rel=1e-4)

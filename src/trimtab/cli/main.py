@@ -27,7 +27,10 @@ from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
 from trimtab.cli.memory import tune_allocator
+from trimtab.cli.merge import Merge
 from trimtab.cli.options import speaks
+from trimtab.cli.pack import Pack
+from trimtab.cli.repair import Repair
 from trimtab.cli.report import Report, Runs
 from trimtab.cli.reproduce import Reproduce
 from trimtab.cli.train import Train
@@ -42,6 +45,9 @@ Command = (
     | Annotated[Adapt, tyro.conf.subcommand("adapt")]
     | Annotated[Certify, tyro.conf.subcommand("certify")]
     | Annotated[Analyze, tyro.conf.subcommand("analyze")]
+    | Annotated[Repair, tyro.conf.subcommand("repair")]
+    | Annotated[Pack, tyro.conf.subcommand("pack")]
+    | Annotated[Merge, tyro.conf.subcommand("merge")]
     | Annotated[Construct, tyro.conf.subcommand("construct")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Runs, tyro.conf.subcommand("runs")]

@@ -11,6 +11,8 @@ synchronize   moments over all processes
 surgery       steer, release, branches
 steering      use, observe, layers
 packs         one branch as a file of kilobytes: save, load in place, gather
+pack_files    the pack as a value and as a file that may come from anyone
+distance      how far apart two sets of statistics are
 repair        re-estimate statistics that no longer fit the weights
 merge         exact pooled statistics of shards
 state         snapshot, restore, recalibrate, freeze, shift gradients
@@ -20,15 +22,18 @@ fold          conv + norm as one convolution, while statistics are fixed
 audit         the state of every layer, with warnings and advice
 """
 
+# ruff: noqa: F401 - names beyond __all__ are for trimtab's other folders; users need none of them
 from typing import Any
 
 from trimtab.norm.audit import Audit, audit
+from trimtab.norm.distance import compare, divergence
 from trimtab.norm.fold import fold, is_fixed
 from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
-from trimtab.norm.merge import merge
+from trimtab.norm.merge import averaging_error, merge
 from trimtab.norm.moments import blend, perturb, robust_moments
-from trimtab.norm.packs import Pack, gather, load_pack, pack, read_pack, save_pack
+from trimtab.norm.pack_files import Pack, read_pack
+from trimtab.norm.packs import gather, load_pack, pack, save_pack, weights_digest
 from trimtab.norm.repair import repair
 from trimtab.norm.setting import Moments, Route, Setting, Shift
 from trimtab.norm.state import (
@@ -62,61 +67,9 @@ from trimtab.norm.surgery import (
 )
 
 __all__ = [
-    "KINDS",
-    "Audit",
-    "Branch",
-    "Moments",
-    "Observations",
-    "Pack",
-    "Route",
-    "Setting",
-    "Shift",
-    "Snapshot",
-    "Steered",
-    "active_branch",
-    "add_branch",
-    "affine_parameters",
-    "audit",
-    "blend",
-    "branch_spec",
-    "branches",
-    "clone",
-    "extract_branch",
-    "fold",
-    "freeze",
-    "gather",
-    "images_for",
-    "is_fixed",
-    "layers",
-    "load_pack",
-    "make",
-    "merge",
-    "observe",
-    "pack",
-    "perturb",
-    "read_pack",
-    "rebuild",
-    "recalibrate",
-    "release",
-    "repair",
-    "restore",
-    "robust_moments",
-    "running",
-    "save_pack",
-    "set_statistics",
-    "shift_gradients",
-    "snapshot",
-    "statistics",
-    "steer",
-    "steerable",
-    "swap",
-    "synchronize",
-    "thaw",
-    "track_statistics",
-    "unobserved",
-    "updating_layers",
-    "use",
-    "zero_shifts",
+    "Pack", "Shift", "add_branch", "audit", "branches", "fold", "freeze", "gather", "layers", "load_pack",
+    "merge", "observe", "perturb", "recalibrate", "release", "repair", "restore", "save_pack", "snapshot",
+    "steer", "swap", "synchronize", "thaw", "use",
 ]  # fmt: skip
 
 _RENAMED = {

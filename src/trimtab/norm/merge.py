@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trimtab.norm.packs import LayerStatistics, Pack, pack, read_pack
+from trimtab.norm.pack_files import LayerStatistics, Pack, read_pack
+from trimtab.norm.packs import pack
 from trimtab.types import BadInput
 
 
@@ -55,6 +56,26 @@ def merge(parts: Sequence[Pack | nn.Module | str | Path], counts: Sequence[int] 
     digests = {each.weights for each in packs}
     provenance = {"merged": [dict(each.provenance) for each in packs]}
     return Pack(layers, digests.pop() if len(digests) == 1 else "", provenance)
+
+
+def averaging_error(
+    packs: Sequence[Pack], merged: Pack, counts: Sequence[int] | None = None
+) -> dict[str, float]:
+    """Return, by layer, the largest relative error of averaging the variances of `packs` by count.
+
+    Args:
+        packs: The parts.
+        merged: What `merge` made of them.
+        counts: As given to `merge`.
+    """
+    errors = {}
+    for name, layer in merged.layers.items():
+        shards = [each.layers[name] for each in packs]
+        n = torch.tensor(counts or [shard.elements for shard in shards], dtype=torch.float64)
+        average = torch.stack([shard.var.double() for shard in shards]).T @ n / n.sum()  # (C,)
+        exact = layer.var.double().clamp(min=1e-12)
+        errors[name] = float(((average - exact) / exact).abs().max())
+    return errors
 
 
 def _pooled(parts: Sequence[LayerStatistics], counts: Sequence[int], known: bool) -> LayerStatistics:

@@ -16,19 +16,16 @@ packs of shards then merge exactly (`norm.merge`).
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from trimtab.io import atomic_write
 from trimtab.norm.layer import Holder
+from trimtab.norm.pack_files import LayerStatistics, Pack, read_pack, write_pack
 from trimtab.norm.setting import MAIN, Moments
 from trimtab.norm.state import gather_moments
 from trimtab.norm.steering import innermost, steered_layers
@@ -36,47 +33,6 @@ from trimtab.types import BadInput
 
 Forward = Callable[[nn.Module, Any], Any]
 """Runs a model on one item of a loader; what it returns is ignored."""
-
-FORMAT = 1
-_KEY = "trimtab-pack"
-_TENSORS = ("weight", "bias", "mean", "var")
-
-
-class LayerStatistics(NamedTuple):
-    """Parameters and running statistics of one branch of one layer."""
-
-    weight: Tensor | None
-    """Gamma; None where the layer has none."""
-    bias: Tensor | None
-    """Beta; None where the layer has none."""
-    mean: Tensor
-    var: Tensor
-    """Unbiased, as torch stores it."""
-    elements: int
-    """Elements per channel (N*H*W) that mean and variance were taken over; 0 where it is not known."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pack:
-    """One branch of a model's normalization layers."""
-
-    layers: Mapping[str, LayerStatistics]
-    """By layer name, relative to the innermost module (see `norm.layers`)."""
-    weights: str
-    """Digest of all other weights of the model; empty if the pack merges several networks."""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    """What the statistics were estimated on, in your words: plain JSON values."""
-
-    @property
-    def architecture(self) -> str:
-        """Digest of layer names and channels: packs that differ in it cannot be exchanged."""
-        shapes = [(name, len(layer.mean), layer.weight is None) for name, layer in self.layers.items()]
-        return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-
-    def __repr__(self) -> str:
-        channels = sum(len(layer.mean) for layer in self.layers.values())
-        about = "".join(f", {name}={value!r}" for name, value in self.provenance.items())
-        return f"Pack({len(self.layers)} layers, {channels} channels{about})"
 
 
 def pack(model: nn.Module, branch: str = MAIN, provenance: Mapping[str, Any] | None = None) -> Pack:
@@ -152,46 +108,7 @@ def save_pack(
         provenance: Added to the pack's provenance.
     """
     saved = source if isinstance(source, Pack) else pack(source, branch)
-    tensors = {
-        f"{name}.{half}": getattr(layer, half).contiguous()
-        for name, layer in saved.layers.items()
-        for half in _TENSORS
-        if getattr(layer, half) is not None
-    }
-    header = {
-        "format": FORMAT,
-        "layers": {name: layer.elements for name, layer in saved.layers.items()},
-        "weights": saved.weights,
-        "provenance": {**saved.provenance, **(provenance or {})},
-    }
-    with atomic_write(Path(path)) as part:
-        safetensors.torch.save_file(tensors, part, {_KEY: json.dumps(header)})
-    return Path(path)
-
-
-def read_pack(path: str | Path) -> Pack:
-    """Read a pack from a file that `save_pack` wrote."""
-    try:
-        with safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {}).get(_KEY, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise BadInput(f"there is no pack {path}; `trimtab pack save` writes one") from None
-    except (OSError, SafetensorError) as problem:
-        raise BadInput(f"{path} is not a statistics pack: {problem}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise BadInput(f"{path} is not a statistics pack of format {FORMAT}; write it with norm.save_pack")
-    layers = {
-        name: LayerStatistics(
-            tensors.get(f"{name}.weight"),
-            tensors.get(f"{name}.bias"),
-            tensors[f"{name}.mean"],
-            tensors[f"{name}.var"],
-            elements,
-        )
-        for name, elements in header["layers"].items()
-    }
-    return Pack(layers, header["weights"], header["provenance"])
+    return write_pack(replace(saved, provenance={**saved.provenance, **(provenance or {})}), Path(path))
 
 
 @torch.no_grad()
@@ -209,15 +126,14 @@ def load_pack(
         force: Accept a pack that was made for other weights.
     """
     new = source if isinstance(source, Pack) else read_pack(source)
-    now = pack(model, branch)
-    if now.architecture != new.architecture:
-        raise BadInput(f"the pack is of another architecture: {_first_difference(now, new)}")
-    if not force and new.weights != now.weights:
+    holders = list(_holders(model, branch))
+    _require_architecture(holders, new)
+    if not force and not _made_for(new, model):
         raise BadInput(
             "the pack was made for other weights than this model has; its statistics describe another "
-            "network's activations (force=True loads it anyway)"
+            "network's activations (force=True or --force loads it anyway)"
         )
-    for name, gamma, beta, statistics in _holders(model, branch):
+    for name, gamma, beta, statistics in holders:
         layer = new.layers[name]
         values = [
             (gamma, layer.weight),
@@ -231,18 +147,32 @@ def load_pack(
     return model
 
 
+def _made_for(new: Pack, model: nn.Module) -> bool:
+    """Whether a pack belongs to a model's weights; they are hashed again only once one of them changes."""
+    now = [(key, value.data_ptr(), value._version) for key, value in _other_tensors(model)]
+    if new._fits.get(model) != now:
+        if new.weights != weights_digest(model):
+            return False
+        new._fits[model] = now
+    return True
+
+
 def weights_digest(model: nn.Module) -> str:
     """Hash every parameter and buffer that is not part of a steered layer."""
-    layers = steered_layers(model)
-    prefixes = tuple(f"{name}." if name else "" for name in layers)
     content = hashlib.sha256()
-    state = {key.replace("_orig_mod.", ""): value for key, value in innermost(model).state_dict().items()}
-    for key in sorted(state):
-        if not key.startswith(prefixes):
-            value = state[key].detach().cpu().contiguous()
-            content.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-            content.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    for key, tensor in sorted(_other_tensors(model), key=lambda item: item[0]):
+        value = tensor.detach().cpu().contiguous()
+        content.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        content.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
     return content.hexdigest()
+
+
+def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Every parameter and buffer of a model's state dict that is not part of a steered layer."""
+    prefixes = tuple(f"{name}." if name else "" for name in steered_layers(model))
+    state = innermost(model).state_dict(keep_vars=True)
+    items = ((key.replace("_orig_mod.", ""), value) for key, value in state.items())
+    return [(key, v) for key, v in items if isinstance(v, Tensor) and not key.startswith(prefixes)]
 
 
 def _holders(model: nn.Module, branch: str) -> Iterator[tuple[str, Tensor | None, Tensor | None, Holder]]:
@@ -257,11 +187,19 @@ def _holders(model: nn.Module, branch: str) -> Iterator[tuple[str, Tensor | None
             yield name, affine.weight, affine.bias, layer.statistics_holder(branch)
 
 
-def _first_difference(now: Pack, new: Pack) -> str:
-    for name, layer in now.layers.items():
+def _require_architecture(holders: list[tuple[str, Tensor | None, Tensor | None, Holder]], new: Pack) -> None:
+    """Refuse a pack whose layers or channels are not those of the model."""
+    for name, gamma, _, statistics in holders:
         if name not in new.layers:
-            return f"it has no layer {name!r}"
-        if len(layer.mean) != len(new.layers[name].mean):
-            return f"{name} has {len(layer.mean)} channels here, {len(new.layers[name].mean)} in the pack"
-    extra = next((name for name in new.layers if name not in now.layers), None)
-    return f"this model has no layer {extra!r}" if extra else "its layers come in another order or form"
+            raise BadInput(f"{_OTHER} it has no layer {name!r}")
+        layer, channels = new.layers[name], len(statistics.running_mean)
+        if len(layer.mean) != channels:
+            raise BadInput(f"{_OTHER} {name} has {channels} channels here, {len(layer.mean)} in the pack")
+        if (gamma is None) != (layer.weight is None):
+            raise BadInput(f"{_OTHER} {name} has gamma and beta in only one of the two")
+    extra = new.layers.keys() - {name for name, *_ in holders}
+    if extra:
+        raise BadInput(f"{_OTHER} this model has no layer {min(extra)!r}")
+
+
+_OTHER = "the pack is of another architecture:"

@@ -9,9 +9,10 @@ accuracy without a gradient step or a label.
 `repair` compares before and after: where re-estimated statistics do not help, the report says so and the
 original statistics are kept.
 
-Give images as the network was trained on them, with the same augmentation: a network that was trained on
-zero-padded random crops has the statistics of padded crops, and plain images lower its accuracy (published
-CIFAR-10 ResNet-20, intact: 91.7 % as it is, 88.8 % on plain images, 91.4 % on padded crops).
+Re-estimate on images as the network was trained on them, with the same augmentation (`estimate_on`): a
+network trained on zero-padded random crops has the statistics of padded crops, and plain images lower
+its accuracy (published CIFAR-10 ResNet-20, intact: 91.7 % as it is, 88.8 % on plain images, 91.4 % on padded
+crops).
 
 Cost: one forward pass over the images for the statistics and two for the comparison.
 Norm knobs: source="batch", update=False while estimating.
@@ -44,23 +45,15 @@ class Score:
 
     images: int
     """Number of images."""
-    correct: int | None
-    """Images classified correctly; None without labels."""
+    accuracy: float | None
+    """Fraction classified correctly, of positions where the output is dense; None without labels."""
+    interval: tuple[float, float] | None
+    """95 % interval of the accuracy: Clopper-Pearson, or normal over images where the output is dense."""
     entropy: float | None
     """Mean entropy of the predicted distribution in nats; None where the output is no logits."""
 
-    @property
-    def accuracy(self) -> float | None:
-        """Fraction classified correctly; None without labels."""
-        return None if self.correct is None else self.correct / self.images
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % Clopper-Pearson interval of the accuracy."""
-        if self.correct is None:
-            return None
-        interval = stats.binomtest(self.correct, self.images).proportion_ci(0.95)
-        return float(interval.low), float(interval.high)
+ADVICE = "give images as the network was trained on them, with the same augmentation"
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,15 @@ class Repair:
     """Fraction of images with the same predicted class before and after."""
     layers: tuple[str, ...]
     """The layers that were re-estimated."""
+    helps: bool
+    """Whether accuracy (without labels: confidence) did not fall."""
     kept: bool
-    """Whether the new statistics were kept: not if accuracy (without labels: confidence) fell."""
+    """Whether the new statistics were kept."""
     p_value: float | None
-    """Of McNemar's exact test that accuracy did not change; None without labels."""
+    """Of McNemar's exact test that accuracy did not change; None without labels, or for dense outputs."""
 
     def __str__(self) -> str:
-        n = self.before.images
-        lines = [f"{len(self.layers)} layers re-estimated on {n} images"]
+        lines = [f"{len(self.layers)} layers re-estimated, compared on {self.before.images} images"]
         for name, score in (("before", self.before), ("after", self.after)):
             if score.interval is not None and score.accuracy is not None:
                 low, high = score.interval
@@ -95,8 +89,11 @@ class Repair:
                 lines.append(f"{name:<7}mean entropy {score.entropy:.3f} nats")
         if self.agreement is not None:
             lines.append(f"the same class is predicted on {self.agreement:.1%} of the images")
-        if not self.kept:
-            lines.append("re-estimating does not help here: the original statistics are kept")
+        if not self.helps:
+            kept = "the new statistics are kept all the same" if self.kept else "the original ones are kept"
+            lines.append(f"re-estimating does not help here: {kept}; {ADVICE}")
+        elif self.p_value is not None and self.p_value > 0.05:
+            lines.append(f"the gain is not significant (p = {self.p_value:.2f})")
         return "\n".join(lines)
 
 
@@ -105,6 +102,7 @@ def repair(
     batches: Iterable[Any],
     forward: Forward | None = None,
     *,
+    estimate_on: Iterable[Any] | None = None,
     only: Collection[str] | None = None,
     branch: str = MAIN,
     always: bool = False,
@@ -116,7 +114,9 @@ def repair(
         batches: A sequence or loader that can be iterated several times: (images, labels), images,
             or whatever `forward` takes.
         forward: `forward(model, batch)` for models that do not map one tensor to logits. What it returns
-            is scored if it is a tensor (N, classes).
+            is scored if it is a tensor of logits (N, classes) or (N, classes, ...).
+        estimate_on: Batches to re-estimate on, such as augmented training images; `batches` if None, which
+            then are only compared on.
         only: Names of the layers to re-estimate; all if None.
         branch: The branch whose statistics are re-estimated.
         always: Keep the new statistics even where they do not help.
@@ -132,11 +132,12 @@ def repair(
     original, audit_before = snapshot(model), audit(model)
     first = _predict(model, batches, forward, branch)
     try:
-        recalibrate(model, batches, branch, forward, only)
+        recalibrate(model, batches if estimate_on is None else estimate_on, branch, forward, only)
         second = _predict(model, batches, forward, branch)
     except BaseException:
         restore(model, original)
         raise
+    helps = _helps(first, second)
     report = Repair(
         audit_before=audit_before,
         audit_after=audit(model),
@@ -144,7 +145,8 @@ def repair(
         after=second.score,
         agreement=_agreement(first, second),
         layers=tuple(name for name in layers(model) if only is None or name in only),
-        kept=always or _helps(first, second),
+        helps=helps,
+        kept=always or helps,
         p_value=_mcnemar(first, second),
     )
     if not report.kept:
@@ -157,20 +159,27 @@ class _Predictions:
     """What a network predicts for all images, in the order of the loader."""
 
     images: int
-    classes: Tensor | None
-    """(N,) predicted classes; None where the output is no logits."""
+    classes: list[Tensor]
+    """Predicted classes (n, ...) of each batch; empty where the output is no logits."""
     correct: Tensor | None
-    """(N,) bool; None without labels."""
-    entropy: Tensor | None
-    """(N,) in nats."""
+    """(N,) fraction of correct positions, 0 or 1 where each image has one label; None without labels."""
+    entropy: float | None
+    """Mean, in nats."""
 
     @property
     def score(self) -> Score:
-        return Score(
-            self.images,
-            None if self.correct is None else int(self.correct.sum()),
-            None if self.entropy is None else float(self.entropy.mean()),
-        )
+        if self.correct is None:
+            return Score(self.images, None, None, self.entropy)
+        return Score(self.images, float(self.correct.mean()), _interval(self.correct), self.entropy)
+
+
+def _interval(correct: Tensor) -> tuple[float, float]:
+    n, mean = len(correct), float(correct.mean())
+    if bool(((correct == 0) | (correct == 1)).all()):
+        exact = stats.binomtest(int(correct.sum()), n).proportion_ci(0.95)
+        return float(exact.low), float(exact.high)
+    half = 1.96 * float(correct.std()) / n**0.5 if n > 1 else 1.0
+    return max(mean - half, 0.0), min(mean + half, 1.0)
 
 
 @torch.no_grad()
@@ -179,44 +188,51 @@ def _predict(model: nn.Module, batches: Iterable[Any], forward: Forward | None, 
     with evaluation_mode(model), use(model, branch=branch, source="running", update=False):
         for batch in batches:
             z = forward(model, batch) if forward else model(images_for(model, batch))
-            if not isinstance(z, Tensor) or z.dim() != 2:
+            if not isinstance(z, Tensor) or z.dim() < 2:
                 images += 1  # a batch, of unknown size
                 continue
             images += len(z)
             classes.append(z.argmax(1).cpu())
-            entropy.append(torch.special.entr(z.softmax(1)).sum(1).cpu())
-            if (labels := _labels(batch, len(z))) is not None:
-                correct.append(classes[-1] == labels.cpu())
+            entropy.append(_per_image(torch.special.entr(z.softmax(1)).sum(1)).cpu())
+            if (labels := _labels(batch, classes[-1])) is not None:
+                correct.append(_per_image(classes[-1] == labels.cpu()))
     labeled = len(correct) == len(classes) > 0
     return _Predictions(
         images,
-        torch.cat(classes) if classes else None,
+        classes,
         torch.cat(correct) if labeled else None,
-        torch.cat(entropy) if entropy else None,
+        float(torch.cat(entropy).mean()) if entropy else None,
     )
 
 
-def _labels(batch: Any, n: int) -> Tensor | None:
+def _per_image(values: Tensor) -> Tensor:
+    """Average (n, ...) values over the positions of each image, if there are some: (n,)."""
+    return values.double().reshape(len(values), -1).mean(1)
+
+
+def _labels(batch: Any, classes: Tensor) -> Tensor | None:
     """The labels of an (images, labels) batch, if it is one."""
     if not isinstance(batch, list | tuple) or len(batch) < 2:
         return None
     labels = batch[1]
-    is_labels = isinstance(labels, Tensor) and labels.shape == (n,) and not labels.is_floating_point()
+    is_labels = (
+        isinstance(labels, Tensor) and labels.shape == classes.shape and not labels.is_floating_point()
+    )
     return labels if is_labels else None
 
 
 def _agreement(first: _Predictions, second: _Predictions) -> float | None:
-    if first.classes is None or second.classes is None:
-        return None
-    return float((first.classes == second.classes).double().mean())
+    pairs = zip(first.classes, second.classes, strict=True)
+    same = [_per_image(before == after) for before, after in pairs]
+    return float(torch.cat(same).mean()) if same else None
 
 
 def _helps(first: _Predictions, second: _Predictions) -> bool:
     """Whether accuracy did not fall; without labels, whether predictions became more confident."""
     if first.correct is not None and second.correct is not None:
-        return int(second.correct.sum()) >= int(first.correct.sum())
+        return float(second.correct.sum()) >= float(first.correct.sum())
     if first.entropy is not None and second.entropy is not None:
-        return float(second.entropy.mean()) <= float(first.entropy.mean())
+        return second.entropy <= first.entropy
     return True
 
 
@@ -224,6 +240,8 @@ def _mcnemar(first: _Predictions, second: _Predictions) -> float | None:
     """Exact two-sided McNemar test on the images that only one of the two classifies correctly."""
     if first.correct is None or second.correct is None:
         return None
-    gained = int((second.correct & ~first.correct).sum())
-    lost = int((first.correct & ~second.correct).sum())
+    change = second.correct - first.correct
+    if not bool((change == change.round()).all()):
+        return None
+    gained, lost = int((change > 0).sum()), int((change < 0).sum())
     return float(stats.binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0

@@ -1,0 +1,236 @@
+"""`trimtab pack`: one branch of a model's statistics as a file of kilobytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from trimtab.cli.options import Count, Device, Json, Model, Seed, Split, Text, first, loaded
+from trimtab.types import BadInput
+
+File = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PACK")]
+Force = Annotated[
+    tyro.conf.FlagCreatePairsOff[bool],
+    tyro.conf.arg(help="Accept a pack that was made for other weights."),
+]
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write a branch of a model, or its statistics on the images of --data, as a pack.
+
+    pack save zoo:cifar10-standard foggy.safetensors --data folder:fog --about weather=fog
+    """
+
+    model: Model
+    pack: File
+    """The file to write."""
+    branch: str = "main"
+    """The branch to save; with --data, the one that normalizes."""
+    data: Text = None
+    """Estimate the statistics on these images; each layer receives its inputs as in evaluation, so packs of
+    shards merge exactly."""
+    split: Split = "train"
+    images: Count = None
+    """Only the first N images of --data."""
+    augment: tuple[str, ...] = ()
+    """How they are augmented, such as crop:4 flip."""
+    about: tuple[str, ...] = ()
+    """What the statistics describe, as KEY=VALUE ...; kept in the file."""
+    batch_size: int = 128
+    seed: Seed = 0
+    device: Device = "auto"
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        import trimtab
+        from trimtab import norm
+        from trimtab.cli import console
+
+        if self.batch_size < 1:
+            raise BadInput(f"--batch-size must be 1 or more, found {self.batch_size}")
+        wrong = next((text for text in self.about if "=" not in text[1:]), None)
+        if wrong is not None:
+            raise BadInput(f"--about takes KEY=VALUE, found {wrong!r}")
+        about = {"model": self.model, "branch": self.branch}
+        about |= {key: value for key, _, value in (text.partition("=") for text in self.about)}
+        model = trimtab.steer(loaded(self.model, self.device))
+        made = norm.pack(model, self.branch) if self.data is None else self._gathered(model, about)
+        norm.save_pack(made, self.pack, provenance=about)
+        if self.json:
+            console.as_json(_described(self.pack, norm.read_pack(self.pack)))
+        else:
+            size = self.pack.stat().st_size / 1024
+            console.out.print(f"{len(made.layers)} layers are in {self.pack} ({size:.1f} KB).", markup=False)
+        return 0
+
+    def _gathered(self, model: Any, about: dict[str, str]) -> Any:
+        from trimtab import data, norm
+
+        assert self.data is not None
+        images = first(data.load(self.data, self.split, input=model.spec), self.images)
+        about |= {"data": self.data, "split": self.split, "images": str(len(images))}
+        if self.augment:
+            about["augment"] = " ".join(self.augment)
+        loader = data.Loader(images, self.batch_size, self.augment, self.seed)
+        return norm.gather(model, loader, branch=self.branch)
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Write a model with the statistics of a pack, in its main branch or as a branch of its own.
+
+    pack apply zoo:cifar10-standard foggy.safetensors --branch fog --out foggy
+    """
+
+    model: Model
+    pack: File
+    out: Path
+    """The folder to write."""
+    branch: str = "main"
+    """The branch to overwrite; a new name adds a branch, and main stays as it is."""
+    force: Force = False
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        import trimtab
+        from trimtab import norm
+        from trimtab.cli import console
+
+        if self.out.is_file():
+            raise BadInput(f"--out takes a folder, and {self.out} is a file")
+        model = trimtab.steer(trimtab.load(self.model))
+        if self.branch not in norm.branches(model):
+            trimtab.add_branch(model, self.branch)
+        norm.load_pack(model, self.pack, self.branch, self.force)
+        trimtab.save(model, self.out, {f"pack in {self.branch}": str(self.pack)})
+        if self.json:
+            console.as_json({"model": self.model, "branch": self.branch, "out": str(self.out)})
+        else:
+            console.out.print(f"{self.out} has the statistics of {self.pack} in {self.branch}.", markup=False)
+        return 0
+
+
+@dataclass(frozen=True)
+class List:
+    """Describe packs: those given, or all in the folders given; --model tells which of them fit it."""
+
+    packs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PACK")] = (Path("."),)
+    """Packs, or folders of packs; the current folder if none are given."""
+    model: Text = None
+    """A model to compare their weights with."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        import trimtab
+        from trimtab import norm
+        from trimtab.cli import console
+
+        digest = None if self.model is None else norm.weights_digest(trimtab.steer(trimtab.load(self.model)))
+        rows = []
+        for place in self.packs:
+            files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+            for file in files:
+                try:
+                    pack = norm.read_pack(file)
+                except BadInput:
+                    if not place.is_dir():  # other files of a folder need not be packs
+                        raise
+                    continue
+                rows.append({**_described(file, pack), "fits": digest and digest == pack.weights})
+        if self.json:
+            console.as_json(rows)
+            return 0
+        table = [
+            [
+                row["pack"],
+                str(row["layers"]),
+                str(row["channels"]),
+                f"{row['elements']:,}" if row["elements"] else "",
+                "" if row["fits"] in (None, "") else ("yes" if row["fits"] else "no"),
+                ", ".join(f"{key}={value}" for key, value in row["provenance"].items()),
+            ]
+            for row in rows
+        ]
+        columns = ["pack", "layers", "channels", "elements", "fits", "about"]
+        console.table("Statistics packs", columns, table, right=[1, 2, 3])
+        return 0
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Compare two packs layer by layer: shift of the means in stds, ratio of the stds, change of gamma/beta.
+
+    pack diff foggy.safetensors clean.safetensors
+    """
+
+    pack: File
+    """The pack to describe."""
+    reference: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="REFERENCE")]
+    """The pack that it is compared with."""
+    strict: Annotated[
+        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if the packs differ.")
+    ] = False
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        from trimtab import norm
+        from trimtab.cli import console
+
+        new, reference = norm.read_pack(self.pack), norm.read_pack(self.reference)
+        rows = norm.compare(new, reference)
+        same = all(row.mean_shift == row.affine_change == 0 and row.std_ratio == 1 for row in rows)
+        if self.json:
+            weights = bool(new.weights) and new.weights == reference.weights
+            console.as_json({"layers": [row._asdict() for row in rows], "same_weights": weights})
+            return int(self.strict and not same)
+        if new.weights != reference.weights:
+            console.out.print("The packs belong to networks with different weights.")
+        console.table(
+            f"{self.pack} against {self.reference}",
+            ["layer", "mean shift", "std ratio", "gamma, beta"],
+            [
+                [row.layer, f"{row.mean_shift:.3f} std", f"{row.std_ratio:.3f}x", f"{row.affine_change:.2g}"]
+                for row in rows
+            ],
+            right=[1, 2, 3],
+        )
+        return int(self.strict and not same)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Statistics of one branch as a file of kilobytes: save, apply, list and compare.
+
+    A domain's statistics are saved once and swapped in when they are needed; weights stay as they are. A pack
+    of another architecture is refused, one made for other weights too (--force).
+    """
+
+    action: (
+        Annotated[Save, tyro.conf.subcommand("save")]
+        | Annotated[Apply, tyro.conf.subcommand("apply")]
+        | Annotated[List, tyro.conf.subcommand("list")]
+        | Annotated[Diff, tyro.conf.subcommand("diff")]
+    )
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        return self.action.run()
+
+
+def _described(file: Path, pack: Any) -> dict[str, Any]:
+    return {
+        "pack": str(file),
+        "layers": len(pack.layers),
+        "channels": sum(len(layer.mean) for layer in pack.layers.values()),
+        "elements": max((layer.elements for layer in pack.layers.values()), default=0),
+        "weights": pack.weights,
+        "provenance": dict(pack.provenance),
+    }

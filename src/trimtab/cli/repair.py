@@ -1,0 +1,133 @@
+"""`trimtab repair`: re-estimate statistics that no longer fit the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from trimtab.cli.options import (
+    AS_RECORDED,
+    Count,
+    Device,
+    Json,
+    Model,
+    Place,
+    Preprocessing,
+    Seed,
+    Split,
+    first,
+    loaded,
+    origin,
+)
+from trimtab.types import BadInput
+
+if TYPE_CHECKING:
+    from trimtab import norm
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Re-estimate running statistics after pruning, quantizing, averaging checkpoints or another input size.
+
+    Accuracy before and after is measured on the test images; statistics that do not help are not kept. Take
+    the augmentation that the network was trained with: a network trained on padded crops has the statistics
+    of padded crops.
+
+      repair file:pruned --data cifar10 --augment crop flip --out repaired
+      repair file:int4 --data folder:photos --images 1024 --out repaired
+
+    The written folder holds a plain state dict, which stock PyTorch loads.
+    """
+
+    model: Model
+    data: str = "sample"
+    """Images (`trimtab data list`); with labels, accuracy is compared, else agreement and entropy."""
+    split: Split = "train"
+    """The part of the images to re-estimate on."""
+    images: int = 2048
+    """Number of images to re-estimate on."""
+    augment: tuple[str, ...] = ()
+    """How they are augmented, such as crop:4 flip."""
+    compare_split: Annotated[str, tyro.conf.arg(help="The part of the images to compare on.")] = "test"
+    limit: Count = None
+    """Compare on the first N images only."""
+    only: tuple[str, ...] = ()
+    """Names of the layers to re-estimate (`trimtab audit` lists them); all if none are given."""
+    branch: str = "main"
+    """The branch to re-estimate."""
+    always: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Keep the new statistics even where they do not help."""
+    out: Place = None
+    """Write the repaired model here."""
+    batch_size: int = 128
+    preprocessing: Preprocessing = AS_RECORDED
+    seed: Seed = 0
+    device: Device = "auto"
+    strict: Annotated[
+        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if it does not help.")
+    ] = False
+    json: Json = False
+
+    def run(self) -> int:
+        """Run the command and return its exit code."""
+        import trimtab
+        from trimtab import data, norm
+        from trimtab.cli import console
+
+        if self.images < 2 or self.batch_size < 2:
+            raise BadInput("--images and --batch-size must be 2 or more: one image has no statistics")
+        if self.out is not None and self.out.is_file():
+            raise BadInput(f"--out takes a folder, and {self.out} is a file")
+        model = loaded(self.model, self.device, self.preprocessing)
+        known = first(data.load(self.data, self.split, input=model.spec), self.images)
+        compared = first(data.load(self.data, self.compare_split, input=model.spec), self.limit)
+        report = norm.repair(
+            model,
+            data.Loader(compared, self.batch_size, shuffle=False),
+            estimate_on=equal_batches(known, self.batch_size, self.augment, self.seed),
+            only=self.only or None,
+            branch=self.branch,
+            always=self.always,
+        )
+        how = f", augmented by {' '.join(self.augment)}" if self.augment else ""
+        source = f"{len(known)} {origin(known, compared, self.split)} of {self.data}{how}"
+        written = report.kept and self.out is not None
+        if self.out is not None and written:
+            trimtab.save(model, self.out, {"statistics re-estimated on": source})
+        if self.json:
+            console.as_json({**_plain(report), "estimated_on": source, "out": self.out if written else None})
+        else:
+            console.out.print(f"Statistics re-estimated on {source}.", markup=False)
+            console.out.print(str(report), markup=False, highlight=False)
+            if self.out is not None:
+                done = f"The repaired model is in {self.out}." if written else "Nothing was written."
+                console.out.print(done, markup=False)
+        return int(self.strict and not report.helps)
+
+
+def equal_batches(images: Any, size: int, augment: tuple[str, ...] = (), seed: int = 0) -> Any:
+    """Return a loader of batches of at most `size` that differ by one image at most.
+
+    A small last batch would have statistics of its own, and one of a single image none.
+    """
+    from trimtab import data
+
+    count = -(-len(images) // size)
+    return data.Loader(images, -(-len(images) // count), augment, seed)
+
+
+def _plain(report: norm.Repair) -> dict[str, object]:
+    return {
+        "images": report.before.images,
+        "before": report.before,
+        "after": report.after,
+        "agreement": report.agreement,
+        "p_value": report.p_value,
+        "layers": report.layers,
+        "helps": report.helps,
+        "kept": report.kept,
+        "warnings_before": sum(len(layer.warnings) for layer in report.audit_before.layers),
+        "warnings_after": sum(len(layer.warnings) for layer in report.audit_after.layers),
+    }
