@@ -35,3 +35,7 @@ def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"trimtab.{name}")
     raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

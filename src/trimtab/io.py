@@ -10,6 +10,8 @@ other machines are alive is unknown.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import platform
 import stat
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -153,3 +156,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def digest(value: Any) -> str:
+    """Return the hash of a JSON value, the same for equal values."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """Return a JSON value as text, the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

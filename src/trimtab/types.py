@@ -6,10 +6,11 @@ model's mean and std live inside the model, recorded in its `InputSpec`.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from numbers import Integral
@@ -50,6 +51,26 @@ def whole(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise BadInput(f"{what} must be a whole number, found {value!r}")
     return int(value)
+
+
+def nearest(word: str, known: Iterable[Any]) -> str:
+    """Return a hint at the most similar known name, for an error message; empty if none is similar.
+
+    >>> nearest("cifr10", ["sample", "cifar10"]), nearest("x", ["sample"])
+    (' (did you mean cifar10?)', '')
+    """
+    close = difflib.get_close_matches(word, [str(name) for name in known], 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def listed(items: Iterable[Any]) -> str:
+    """Write several things as people say them.
+
+    >>> listed("abc")
+    'a, b and c'
+    """
+    words = [str(item) for item in items]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _short(value: object) -> str:

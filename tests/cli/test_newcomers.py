@@ -1,6 +1,8 @@
 """What a newcomer tries first: words that are nearly right, and requests that mean nothing."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +49,20 @@ REFUSED = {
     "option of an inner command": (("data", "fetch", "svhn", "--rot", "x"), ("--root?", "data fetch --help")),
     "no command": (("--bogus",), ("--bogus", "trimtab --help")),
     "no inner command": (("data",), ("fetch, list", "data --help")),
-    "no model": (("evaluate",), ("MODEL", "evaluate --help")),
+    "no model": (("evaluate",), ("Missing MODEL, e.g. `trimtab evaluate zoo:sample-standard`", "--help")),
+    "no model to audit": (("audit",), ("Missing MODEL, e.g. `trimtab audit zoo:cifar10-standard`",)),
+    "no model to construct with": (
+        ("construct", "D_R"),
+        ("Missing MODEL, e.g. `trimtab construct D_R zoo:sample-standard`",),
+    ),
+    "neither kind nor model": (("construct",), ("Missing KIND and MODEL, e.g. `trimtab construct D_R zoo:",)),
+    "no set to fetch": (
+        ("data", "fetch"),
+        ("Missing NAME, e.g. `trimtab data fetch cifar10`",),
+    ),
+    "a misspelt network": (("audit", "zoo:sampel-standard"), ("did you mean sample-standard?",)),
+    "a misspelt set": (("evaluate", SAMPLE, "--data", "cifr10"), ("did you mean cifar10?",)),
+    "a misspelt kind of set": (("evaluate", SAMPLE, "--data", "foldr:x"), ("did you mean folder?",)),
     "no value": (("evaluate", SAMPLE, "--limit"), ("--limit", "evaluate --help")),
     "too many words": (("evaluate", SAMPLE, "another"), ("another", "evaluate --help")),
     "no states": (("evaluate", SAMPLE, "--bn-modes"), ("--bn-modes", "at least one", "evaluate --help")),
@@ -127,8 +142,48 @@ def test_numbers_before_the_model_are_no_mistake(capsys):
 )
 def test_fractions_are_numbers(words, name, value):
     command, *options = words
-    found = parse(main.__globals__["Command"], [command, SAMPLE, *options], "")
+    found = parse(main.__globals__["COMMANDS"], [command, SAMPLE, *options])
     assert getattr(found, name) == value
+
+
+def test_help_lists_every_command_on_one_line(capsys):
+    assert main(["--help"]) == main([]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for name in main.__globals__["COMMANDS"]:
+        (line,) = {line for line in shown if line.startswith(f"  {name} ")}
+        assert 40 < len(line) <= 90
+
+
+def imported_by(words, cwd):
+    """The modules that a command imports, and its CPU time in seconds."""
+    code = (
+        "import sys, time; from trimtab.cli import main; code = main(sys.argv[1:]);"
+        "print(time.process_time(), *sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=cwd)
+    assert ran.returncode == 0, ran.stderr
+    seconds, *modules = ran.stderr.split()
+    return {name.split(".")[0] for name in modules}, float(seconds)
+
+
+def test_help_answers_at_once(tmp_path):
+    modules, seconds = imported_by(["--help"], tmp_path)
+    assert not {"torch", "numpy", "altair", "pydantic"} & modules
+    assert seconds < 1.0  # 0.12 on a machine that does nothing else
+
+
+def test_runs_are_listed_and_compared_without_torch(capsys, tmp_path):
+    assert say(capsys, "evaluate", SAMPLE, "--limit", "8")[0] == 0
+    (run,) = json.loads(say(capsys, "runs", "--json")[1])
+    for words in (["runs"], ["runs", run["id"], run["id"]], ["runs", "--csv", "rows.csv"]):
+        assert not {"torch", "numpy", "altair"} & imported_by(words, tmp_path)[0]
+
+
+def test_an_empty_store_comes_with_a_hint(capsys):
+    evaluate.Store("empty.sqlite").forget("no cell", (0, 1))
+    code, out, _ = say(capsys, "runs", "--store", "empty.sqlite")
+    assert code == 0
+    assert out.startswith("0 runs in empty.sqlite; `trimtab evaluate ")
 
 
 def test_version_is_told(capsys):
@@ -179,6 +234,14 @@ def test_an_extra_that_does_not_fit_torch_is_told_apart_from_a_missing_one(capsy
     monkeypatch.setitem(sys.modules, "timm", None)
     code, _, err = say(capsys, "audit", "timm:resnet18")
     assert (code, "pip install 'trimtab[timm]'" in err) == (2, True)
+
+
+def test_torchvision_built_for_another_torch_imports_once_its_operators_are_declared(tmp_path):
+    (tmp_path / "timm.py").write_text("import torch\ntorch.library.register_fake('torchvision::nms')(len)")
+    code = "from trimtab.models.architectures import extra; print(extra('timm').__name__)"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.pathsep.join(sys.path)}"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ran.stdout == "timm\n", ran.stderr
 
 
 @pytest.mark.usefixtures("broken_extra")

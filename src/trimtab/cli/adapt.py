@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adapt:
-    """Accuracy with and without adapted statistics, over noise, rho and batch size.
+    """Measure accuracy with and without adapted statistics, under noise.
 
     Each table of the paper is one command:
       adapt MODEL --sigma 0 0.25 0.5 0.75                     noise levels (table 1)

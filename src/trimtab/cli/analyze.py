@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Analyze:
-    """LIGS under all four probes, accuracy under shifted norm statistics, batch versus running statistics,
-    and the smoothness of the loss along a training step."""
+    """Measure LIGS, tolerance to shifted statistics, and smoothness of the loss.
+
+    LIGS is taken under all four probes, and the statistics of a batch are compared with the running ones.
+    """
 
     model: Model
     data: str = "sample"
@@ -68,35 +71,49 @@ class Analyze:
 
     def _measured(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
         from trimtab import measure, norm
-        from trimtab.evaluate import trust
+        from trimtab.cli import console
+        from trimtab.evaluate import RunningMode, trust
+        from trimtab.evaluate.records import ImagesRecord
+        from trimtab.measure.statistics import ATTACKS
 
-        flags = list(trust.other_images(model, batches[0], images))
-        similarity = {}
-        for probe in measure.PROBES:
-            averages = [
-                measure.Average.of(measure.ligs(model, b.x, b.y, probe, seed=self.seed, ids=b.ids))
-                for b in batches
-            ]
-            similarity[probe] = sum(averages, measure.Average()).mean
-        landscape = measure.landscape(model, batches[0].x, batches[0].y)
-        tolerance, statistics = [], []
-        if norm.steerable(model):
-            equal = [batch for batch in batches if len(batch.y) % self.groups == 0]
-            tolerance = measure.tolerance(
-                norm.steer(model), equal, self.eps, source=self.source, groups=self.groups, seed=self.seed
-            )
-            statistics = measure.batch_against_running(model, batches[0].x)
+        n, steerable = sum(len(batch.y) for batch in batches), norm.steerable(model)
+        similarity = dict.fromkeys(measure.PROBES, measure.Average())
+        tolerance: list[Any] = []
+        steps = [*product(measure.PROBES, batches), *(ATTACKS if steerable else ())]
+        with console.progress("analyzing") as update:
+            for done, step in enumerate(steps):
+                update(done, len(steps))
+                if isinstance(step, tuple):
+                    probe, (x, y, ids) = step
+                    values = measure.ligs(model, x, y, probe, seed=self.seed, ids=ids)
+                    similarity[probe] += measure.Average.of(values)
+                else:
+                    equal = [batch for batch in batches if len(batch.y) % self.groups == 0]
+                    tolerance += measure.tolerance(
+                        norm.steer(model), equal, self.eps, [step], self.source, self.groups, self.seed
+                    )
+        x, y, _ = batches[0]
         return {
-            "ligs": similarity, "tolerance": tolerance, "landscape": landscape, "statistics": statistics,
-            "flags": flags,
-        }  # fmt: skip
+            "model": self.model,
+            "images": ImagesRecord(images.name, images.digest, 0, n),
+            "batch_size": len(y),
+            "seed": self.seed,
+            "bn_mode": RunningMode(),
+            "clip": False,
+            "ligs": {probe: average.mean for probe, average in similarity.items()},
+            "tolerance": tolerance,
+            "landscape": measure.landscape(model, x, y),
+            "statistics": measure.batch_against_running(model, x) if steerable else [],
+            "flags": list(trust.other_images(model, batches[0], images)),
+        }
 
     def _print(self, results: Mapping[str, Any], name: str, batches: Sequence[Batch]) -> None:
         from trimtab.cli import console
 
         n = sum(len(batch.y) for batch in batches)
         console.table(
-            f"{self.model} on {name}, first {n} images: LIGS (1: the same gradient at a nearby image)",
+            f"{self.model} on the first {n} images of {name}, BN mode running: LIGS (1: the same gradient "
+            "at a nearby image, whose pixels are not clipped)",
             list(results["ligs"]),
             [[f"{value:.3f}" for value in results["ligs"].values()]],
         )
@@ -128,8 +145,9 @@ class Analyze:
         table = [[name, *(console.percent(accuracy[name, eps]) for eps in self.eps)] for name in attacks]
         columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
         groups = f", {self.groups} groups" if self.groups > 1 else ""
-        title = f"Accuracy with shifted {self.source} statistics{groups}"
-        console.table(title, columns, table, right=range(1, len(columns)))
+        batches = f", batches of {self.batch_size}" if self.source == "batch" else ""
+        shown = f"Accuracy with shifted {self.source} statistics{batches}{groups}"
+        console.table(f"{shown}; shifts of the first batch", columns, table, right=range(1, len(columns)))
 
 
 def _drift(rows: list[dict[str, Any]]) -> list[list[str]]:

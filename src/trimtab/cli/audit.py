@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """List a model's normalization layers with their state, warnings and advice.
+    """List a model's normalization layers, with warnings and advice.
 
     With --data, the running statistics are compared with those of the images.
     """

@@ -16,7 +16,7 @@ TREE = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Bench:
-    """Compare the speed of trimtab with stock PyTorch, other libraries and a forward/backward baseline.
+    """Compare speed with stock PyTorch, other libraries and a plain baseline.
 
     SECTIONS are norm, attacks, certify, adapt, lens, corruptions, loader, growth and train; none means all.
     Contestants take turns; each line shows the ratio of their median times, the quartiles of the ratios

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certify:
-    """Certified accuracy over l2 radii, by randomized smoothing. Killed and run again, it resumes.
+    """Measure certified accuracy over l2 radii, by randomized smoothing.
 
-    With --adapt N the statistics are first re-estimated on N training images with the same noise, and then
-    frozen: an adversarially trained network then keeps much of its accuracy under noise.
+    Killed and run again, it resumes. With --adapt N the statistics are first re-estimated on N training
+    images with the same noise, and then frozen: an adversarially trained network then keeps much of its
+    accuracy under noise.
     """
 
     model: Model

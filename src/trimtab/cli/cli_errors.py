@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import dropwhile, takewhile
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from trimtab.types import BadInput, number
+from trimtab.types import BadInput, nearest, number
 
 NUMBERS: dict[type, tuple[Callable[[str], float], str]] = {
     int: (int, "a whole number"),
@@ -22,53 +21,60 @@ NUMBERS: dict[type, tuple[Callable[[str], float], str]] = {
 """How each kind is read, and called."""
 
 
-def parse(commands: Any, words: Sequence[str], about: str) -> Any:
-    """Return the command that the arguments name, an instance of one of the types in `commands`.
+def parse(commands: Mapping[str, type[Any]], words: Sequence[str]) -> Any:
+    """Return the command that the arguments name, an instance of one of the given dataclasses.
 
     Args:
-        commands: a union of annotated dataclasses.
+        commands: the dataclasses by name.
         words: the arguments after the program's name.
-        about: the text of `--help`.
     """
-    if not words[0].startswith("-"):
-        check(commands, words)
+    if words[0] not in commands:
+        what = "option" if words[0].startswith("-") else "command"
+        near = nearest(words[0], commands)
+        raise BadInput(f"there is no {what} {words[0]!r}{near}; see trimtab --help for all commands")
+    kind, path = check(commands[words[0]], words[1:], f"trimtab {words[0]}")
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
             return tyro.cli(
-                commands,
-                prog="trimtab",
-                description=about,
-                args=words,
+                commands[words[0]],
+                prog=f"trimtab {words[0]}",
+                args=words[1:],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
     except SystemExit as exit:
         if not exit.code:
             raise
-        help = "trimtab --help" if words[0].startswith("-") else f"trimtab {words[0]} --help"
-        raise BadInput(f"{_unboxed(stderr.getvalue())}; see {help}") from None
+        problem = _unboxed(stderr.getvalue())
+        if problem.startswith("missing from"):
+            problem = _missing(kind, path, problem)
+        raise BadInput(f"{problem}; see {path} --help") from None
 
 
-def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
-    """Refuse commands and options that do not exist, and numbers that cannot be read."""
-    named = {_marker(kind, "name"): kind for kind in get_args(commands)}
-    if not words or words[0] in ("-h", "--help"):
-        return
-    if words[0] not in named:
-        raise BadInput(
-            f"there is no command {words[0]!r}{_near(words[0], named)}; see {path} --help for all of them"
-        )
-    kind, path = get_args(named[words[0]])[0], f"{path} {words[0]}"
+def check(kind: type[Any], words: Sequence[str], path: str) -> tuple[type[Any], str]:
+    """Refuse commands and options that do not exist, and numbers that cannot be read.
+
+    Args:
+        kind: the dataclass of a command.
+        words: its arguments.
+        path: the command as it is typed.
+
+    Returns:
+        The dataclass and path of the innermost command.
+    """
     hints = get_type_hints(kind, include_extras=True)
-    if "action" in hints:
-        return check(hints["action"], words[1:], path)
+    if "action" in hints and words and words[0] not in ("-h", "--help"):
+        inner = {_marker(hint, "name"): get_args(hint)[0] for hint in get_args(hints["action"])}
+        if words[0] not in inner:
+            raise BadInput(f"there is no command {words[0]!r}{nearest(words[0], inner)}; see {path} --help")
+        return check(inner[words[0]], words[1:], f"{path} {words[0]}")
     by_name = dict(_named_options(kind))
     known = {f"--{name}".replace("_", "-"): hint for name, hint in by_name.items() if not _hidden(hint)}
-    for option, values in _options(words[1:]):
+    for option, values in _options(words):
         if option == "--help":
             continue
         if option not in known:
-            raise BadInput(f"there is no option {option}{_near(option, known)}; see {path} --help")
+            raise BadInput(f"there is no option {option}{nearest(option, known)}; see {path} --help")
         leaves = list(_leaves(known[option]))
         if ... in leaves and not values:
             raise BadInput(f"{option} takes at least one value, found none; see {path} --help")
@@ -77,6 +83,22 @@ def check(commands: Any, words: Sequence[str], path: str = "trimtab") -> None:
             unreadable = next((value for value in taken if not _reads(reader, value)), None)
             if unreadable is not None:
                 raise BadInput(f"{option} takes {called}, found {unreadable!r}; see {path} --help")
+    return kind, path
+
+
+EXAMPLES = {"KIND": "D_R", "NAME": "cifar10"}
+"""Values of arguments other than MODEL, for messages."""
+
+
+def _missing(kind: type[Any], path: str, problem: str) -> str:
+    """Name the arguments that are missing, with a command that has them."""
+    hints = get_type_hints(kind, include_extras=True)
+    model = "sample-standard" if getattr(kind, "data", None) == "sample" else "cifar10-standard"
+    values = {"MODEL": f"zoo:{model}", **EXAMPLES}
+    required = [_marker(hints[field.name], "metavar") for field in fields(kind) if field.default is MISSING]
+    names = [name for name in required if name in values]
+    missing = [name for name in names if re.search(rf"\b{name}\b", problem)]
+    return f"Missing {' and '.join(missing)}, e.g. `{' '.join([path, *(values[name] for name in names)])}`"
 
 
 def _named_options(kind: type[Any]) -> Iterator[tuple[str, Any]]:
@@ -100,11 +122,6 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         elif options:
             options[-1][1].append(word)
     yield from options
-
-
-def _near(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _reads(reader: Callable[[str], float], text: str) -> bool:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from trimtab.cli.options import speaks
@@ -33,13 +34,14 @@ def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> None:
     """Print a table; the columns in `right` are aligned to the right."""
-    printed = Table(title=escape(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    printed = Table(header_style="bold", box=box.SIMPLE_HEAD)
     wide = max((len(row[0]) for row in rows), default=0) < 40  # longer names may break
     for index, name in enumerate(columns):
         side: Any = "right" if index in right else "left"
         printed.add_column(escape(name), justify=side, no_wrap=index == 0 and wide, overflow="fold")
     for row in rows:
         printed.add_row(*(escape(cell) for cell in row))
+    out.print(title, style="bold", markup=False, highlight=False)
     out.print(printed)
 
 
@@ -111,41 +113,65 @@ def flags(raised: Sequence[Flag], labels: Sequence[str] = ()) -> None:
         out.print(f"      {escape(flag.advice)}.")
 
 
-@contextmanager
-def progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar on stderr with the time left; yield a function to call with (done, total, text).
-
-    Into a file or a pipe, it writes a line now and then instead.
-    """
-    if not err.is_terminal:
-        yield _lines(what, unit)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True, disable=not speaks()) as bar:
-        task = bar.add_task(escape(what), total=None)
-
-        def update(done: int, total: int, text: str = "") -> None:
-            bar.update(task, completed=done, total=total, description=escape(text or what))
-
-        yield update
-
-
+Update = Callable[..., None]
+"""Called (done, total, text, seconds_left): units of work, what is at work, and the time left if known."""
 QUIET = 30.0
 """Seconds between two lines of progress in a file."""
 
 
-def _lines(what: str, unit: str) -> Callable[[int, int, str], None]:
-    last = [time.monotonic()]
+@contextmanager
+def progress(what: str) -> Iterator[Update]:
+    """Show on stderr how many percent of a long step are done, and the time left; yield an `Update`.
 
-    def update(done: int, total: int, text: str = "") -> None:
+    Into a file or a pipe, it writes a line now and then instead of a bar.
+    """
+    if not err.is_terminal:
+        yield _lines(what)
+        return
+    columns = (
+        BarColumn(20), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=not speaks()) as bar:
+        task = bar.add_task(escape(what), total=None, left="")
+        clock = Clock()
+
+        def update(done: float, total: float, text: str = "", seconds: float | None = None) -> None:
+            left = duration(clock.left(done, total) if seconds is None else seconds)
+            bar.update(task, completed=done, total=total, description=escape(text or what), left=left)
+
+        yield update
+
+
+class Clock:
+    """Estimates the seconds left from the work done since it began; begins anew when work starts over."""
+
+    def __init__(self) -> None:
+        self.began, self.first, self.last = time.monotonic(), 0.0, math.inf
+
+    def left(self, done: float, total: float) -> float | None:
+        """Return the seconds left, or None before any work is done."""
+        if done < self.last:
+            self.began, self.first = time.monotonic(), done
+        self.last = done
+        if done <= self.first:
+            return None
+        return (time.monotonic() - self.began) / (done - self.first) * (total - done)
+
+
+def duration(seconds: float | None) -> str:
+    """Format the time left; empty if it is unknown."""
+    return "" if seconds is None else f"{timedelta(seconds=round(max(seconds, 0)))} left"
+
+
+def _lines(what: str) -> Update:
+    last, clock = [time.monotonic()], Clock()
+
+    def update(done: float, total: float, text: str = "", seconds: float | None = None) -> None:
+        left = duration(clock.left(done, total) if seconds is None else seconds)
         if speaks() and time.monotonic() - last[0] > QUIET:
             last[0] = time.monotonic()
-            err.print(f"{text or what}: {done:,} of {total:,} {unit}", markup=False, soft_wrap=True)
+            line = f"{text or what}: {100 * done / total if total else 0:.0f} %{left and f', {left}'}"
+            err.print(line, markup=False, soft_wrap=True)
 
     return update

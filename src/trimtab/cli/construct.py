@@ -17,11 +17,12 @@ DECODED = ("AdvBN", "reconstructed")
 
 @dataclass(frozen=True)
 class Construct:
-    """Make D_R, D_NR, D_rand, D_det, D_conflict or AdvBN images with a model, as an npz for --data npz:PATH.
+    """Make D_R, D_NR, D_rand, D_det, D_conflict or AdvBN images with a model.
 
-    D_R takes a robust model and D_NR a standard one; D_conflict takes --data npz:PATH of a D_R. AdvBN decodes
-    images from features whose statistics hurt the model; `reconstructed` is its control, the same encoder
-    and decoder without the perturbation. Killed and run again, it resumes.
+    They are an npz for --data npz:PATH. D_R takes a robust model and D_NR a standard one; D_conflict takes
+    --data npz:PATH of a D_R. AdvBN decodes images from features whose statistics hurt the model;
+    `reconstructed` is its control, the same encoder and decoder without the perturbation. Killed and run
+    again, it resumes.
     """
 
     kind: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="KIND")]
@@ -64,7 +65,7 @@ class Construct:
                 self._out,
                 self.seed,
                 about,
-                lambda d, n: tell(d, n, ""),
+                tell,
             )
         if self.json:
             console.as_json({**about, "out": str(out), "n": len(images)})
@@ -109,9 +110,7 @@ class Construct:
         if self.kind not in DECODED:
             return construct.construction(self.kind, **steps)
         count, epochs = self.decoder
-        with console.progress("training the decoder", "epochs") as tell:
+        with console.progress("training the decoder") as tell:
             known = first(data.load(self.data, "train", input=model.spec), count)
-            auto = construct.painter(
-                model, self.cut, known, self._out.parent, epochs, self.seed, lambda d, n: tell(d, n, "")
-            )
+            auto = construct.painter(model, self.cut, known, self._out.parent, epochs, self.seed, tell)
         return construct.AdvBNImages(auto, identical=self.kind == "reconstructed", **steps)

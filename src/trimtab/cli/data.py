@@ -29,7 +29,7 @@ class Fetch:
         from trimtab.data.fetch import checked
 
         before = data.available(self.root).get(self.name, False)
-        with console.progress(f"fetching {self.name}", unit="") as tell:
+        with console.progress(f"fetching {self.name}") as tell:
             home = data.fetch(
                 self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
             )

@@ -30,7 +30,7 @@ QUICK = {"data.images": 256, "epochs": 1, "objective.attack.steps": 2}
 
 @dataclass(frozen=True)
 class Demo:
-    """Audit, attack, adapt and certify small networks of the zoo; harden one in a minute; write a page."""
+    """Audit, attack, adapt and certify small networks; harden one; write a page."""
 
     out: Path = Path("trimtab-demo")
     """Where the network, the results and the page go. A second call reuses what is there."""

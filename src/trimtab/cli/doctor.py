@@ -31,7 +31,10 @@ EXTRAS = ("timm", "torchvision", "ray", "tensorboard")
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show versions and run a self test of a few seconds. Exit code 1 if something is wrong."""
+    """Show versions and run a self test of a few seconds.
+
+    Exit code 1 if something is wrong.
+    """
 
     json: Json = False
 

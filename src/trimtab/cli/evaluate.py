@@ -43,7 +43,7 @@ BN_MODES = (
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model's accuracy, clean and under attack, and whether the numbers can be trusted.
+    """Measure accuracy, clean and under attack, and whether to trust it.
 
     A run that was killed resumes when it is started again; finished work is never repeated.
     """
@@ -221,8 +221,10 @@ def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) ->
     with console.progress("evaluating") as update:
 
         def notify(status: Any) -> None:
-            bounds = f"{100 * status.lower:.0f} to {100 * status.upper:.0f} %"
-            update(status.done, status.total, f"{status.condition}: {bounds}")
+            text = str(status.condition)
+            if status.lower > 0 or status.upper < 1:
+                text += f": accuracy from {100 * status.lower:.0f} to {100 * status.upper:.0f} %"
+            update(status.fraction, 1.0, text, status.seconds_left)
 
         card: Card = evaluate.run(model, images, progress=notify, **options)
     return card

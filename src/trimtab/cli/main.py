@@ -9,9 +9,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import Any
 
 import trimtab
 from trimtab.cli.adapt import Adapt
@@ -36,31 +34,43 @@ from trimtab.cli.reproduce import Reproduce
 from trimtab.cli.train import Train
 from trimtab.types import BadInput
 
-Command = (
-    Annotated[Demo, tyro.conf.subcommand("demo")]
-    | Annotated[Data, tyro.conf.subcommand("data")]
-    | Annotated[Audit, tyro.conf.subcommand("audit")]
-    | Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-    | Annotated[Adapt, tyro.conf.subcommand("adapt")]
-    | Annotated[Certify, tyro.conf.subcommand("certify")]
-    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
-    | Annotated[Repair, tyro.conf.subcommand("repair")]
-    | Annotated[Pack, tyro.conf.subcommand("pack")]
-    | Annotated[Merge, tyro.conf.subcommand("merge")]
-    | Annotated[Construct, tyro.conf.subcommand("construct")]
-    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-    | Annotated[Runs, tyro.conf.subcommand("runs")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-)
+COMMANDS: dict[str, type[Any]] = {
+    "demo": Demo,
+    "data": Data,
+    "audit": Audit,
+    "train": Train,
+    "evaluate": Evaluate,
+    "adapt": Adapt,
+    "certify": Certify,
+    "analyze": Analyze,
+    "repair": Repair,
+    "pack": Pack,
+    "merge": Merge,
+    "construct": Construct,
+    "reproduce": Reproduce,
+    "runs": Runs,
+    "report": Report,
+    "bench": Bench,
+    "doctor": Doctor,
+}
+"""Each is a frozen dataclass; the first line of its docstring is its line in the help."""
 
-ABOUT = """Inspect, steer, attack, train against, adapt and certify the norm statistics of your classifier.
+ABOUT = """usage: trimtab COMMAND [arguments]
 
-MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module:function;
+Inspect, steer, attack, train against, adapt and certify the norm statistics of your classifier.
+
+{commands}
+
+MODEL is zoo:NAME, file:PATH, timm:NAME, torchvision:NAME, net:NAME or py:module:function.
 DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`).
-`trimtab COMMAND --help` shows a command's options, `trimtab --version` the version."""
+`trimtab COMMAND --help` shows a command's arguments, `trimtab --version` the version."""
+
+
+def about() -> str:
+    """Return the text of `trimtab --help`: a line per command, the first of its docstring."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = (f"  {name:{width}}{(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items())
+    return ABOUT.format(commands="\n".join(lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"trimtab {trimtab.__version__}")
         return 0
+    if not given or given[0] in ("-h", "--help"):
+        print(about())
+        return 0
     given, warnings = modernize(given)
     for warning in warnings:
         print(f"trimtab: {warning}", file=sys.stderr)
@@ -78,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given[:1] == ["train"]:
             given, overrides = Train.split(given)
-        command = parse(Command, given or ["--help"], ABOUT)
+        command = parse(COMMANDS, given)
         if isinstance(command, Train):
             command = command.with_overrides(overrides)
         if not isinstance(command, Bench):  # it measures others as their users run them

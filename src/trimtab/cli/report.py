@@ -12,12 +12,12 @@ from trimtab.cli.options import Json, Place
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
-    from trimtab.evaluate.runs import StoredRun
+    from trimtab.evaluate.stored_runs import StoredRun
 
 
 @dataclass(frozen=True)
 class Runs:
-    """List the finished evaluations of a store, compare some of them, or export them as CSV."""
+    """List finished evaluations, compare some of them, or export them as CSV."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
     """The beginnings of ids: compare these."""
@@ -59,6 +59,10 @@ class Runs:
             for r in chosen
         ]
         columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
+        if not rows:
+            hint = "`trimtab evaluate zoo:sample-standard` makes one in a minute"
+            console.out.print(f"0 runs in {self.store}; {hint}.", markup=False)
+            return
         title = f"{len(rows)} runs in {self.store}; accuracies in the first BN mode"
         console.table(title, columns, rows, right=range(5, 9))
 
@@ -66,7 +70,6 @@ class Runs:
 def _compare(chosen: list[StoredRun]) -> None:
     from trimtab import evaluate
     from trimtab.cli import console
-    from trimtab.report.tables import unlike
 
     rows = [
         [str(condition), str(mode), str(seed), *(console.cell(row) for row in by_run)]
@@ -74,13 +77,13 @@ def _compare(chosen: list[StoredRun]) -> None:
     ]
     columns = ["condition", "BN mode", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
     console.table("Compared", columns, rows, right=range(2, 12))
-    if differences := unlike([run.card for run in chosen]):
+    if differences := evaluate.unlike([run.card for run in chosen]):
         console.out.print(f"Not comparable: these were measured {differences}.", markup=False)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML page about one model, or comparing up to eight."""
+    """Write one HTML page about one model, or comparing up to eight."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IDS ...")]
     """The beginnings of run ids (`trimtab runs`), or JSON files that `trimtab evaluate --json` printed."""

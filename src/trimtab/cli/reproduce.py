@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Test claims of the five papers: train what they need, measure, judge. Killed, it resumes.
+    """Test claims of the five papers: train what they need, measure, judge.
 
     IDS are claims (MIX-4), papers (MIX ADV APA ADA LIG), `headline`, `wave1` or `all`; --list shows their
-    status. A file PAUSE in the folder of --work stops a run after the unit at hand; run it again to resume.
-    Every claim's rows, intervals and verdict are written to OUT/SCALE, with a page for all of them.
+    status. A file PAUSE in the folder of --work stops a run after the unit at hand; run it again to resume,
+    as after a kill. Every claim's rows, intervals and verdict are written to OUT/SCALE, with a page for all
+    of them.
     """
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
@@ -76,7 +77,7 @@ class Reproduce:
         from trimtab.cli import console
 
         where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
-        with console.progress(f"{len(selected)} claims", "parts") as bar:
+        with console.progress(f"{len(selected)} claims") as bar:
             parts = [0, 1]  # measured, in total
 
             def on_unit(done: Any, measured: int, total: int) -> None:

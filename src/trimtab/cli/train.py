@@ -15,10 +15,10 @@ from trimtab.types import BadInput
 
 @dataclass(frozen=True)
 class Train:
-    """Train a network by a recipe. Any key of the recipe can be given as --key value (dots for inner keys).
+    """Train a network by a recipe, whose keys can be given as --key value.
 
-    RECIPE is a YAML file or the name of a shipped recipe (--recipes lists them). A run that was killed is
-    resumed by --resume RUN and ends with the same weights.
+    Inner keys are written with dots. RECIPE is a YAML file or the name of a shipped recipe (--recipes lists
+    them). A run that was killed is resumed by --resume RUN and ends with the same weights.
 
     An override: trimtab train sample-apart --objective.eps 0.05 --epochs 3. The recipe.yaml in a run's folder
     lists every key with its value; python -c "import trimtab; help(trimtab.train.Recipe)" does before a run.

@@ -34,7 +34,7 @@ from trimtab.data.files import read
 from trimtab.data.folder import FolderSet, list_images, open_folder
 from trimtab.data.sets import Images
 from trimtab.data.two_cue import TwoCue
-from trimtab.types import BadInput, InputSpec
+from trimtab.types import BadInput, InputSpec, nearest
 
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")
 """What a split's folder may be called."""
@@ -94,7 +94,10 @@ def load(
         case "file" if rest:
             return read(rest)
         case _:
-            raise BadInput(f"no data set is called {name!r}; there are {', '.join(NAMES)}")
+            known = (each.partition(":")[0] for each in NAMES)
+            raise BadInput(
+                f"no data set is called {name!r}{nearest(kind, known)}; there are {', '.join(NAMES)}"
+            )
     if recorded is None:
         object.__setattr__(images, "reopen", partial(load, name, split, root, decoded))
     return images

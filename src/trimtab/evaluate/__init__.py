@@ -8,28 +8,47 @@ cells        what determines a result, and its key         engine       cells in
 store        where results are kept                        format1      reads old cards
 trust        flags (model_flags, attack_flags)             probes       the measurements that they rest on
 records      conditions as rows store them                 card         rows, flags, provenance
-runs         list, compare, export                         images       stored adversarial images
+stored_runs  list, compare, export                         stored_images  adversarial images
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from trimtab.evaluate import trust
-from trimtab.evaluate.analysis import Shifted, Similar
-from trimtab.evaluate.bn_modes import BNMode, BranchMode, FrozenMode, PerBatchMode, RunningMode
-from trimtab.evaluate.card import Card, Flag, Row, Status
-from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise
-from trimtab.evaluate.driver import run
-from trimtab.evaluate.images import images, rescore
-from trimtab.evaluate.runs import StoredRun, compare, export, find, runs
-from trimtab.evaluate.store import Store
-from trimtab.evaluate.suites import SUITES
+if TYPE_CHECKING:
+    from trimtab.evaluate import trust
+    from trimtab.evaluate.analysis import Shifted, Similar
+    from trimtab.evaluate.bn_modes import BNMode, BranchMode, FrozenMode, PerBatchMode, RunningMode
+    from trimtab.evaluate.card import Card, Flag, Row, Status
+    from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise
+    from trimtab.evaluate.driver import run
+    from trimtab.evaluate.store import Store
+    from trimtab.evaluate.stored_images import images, rescore
+    from trimtab.evaluate.stored_runs import StoredRun, compare, export, find, runs, unlike
+    from trimtab.evaluate.suites import SUITES
+
+_HOMES = {
+    "Shifted": "analysis", "Similar": "analysis",
+    "BNMode": "bn_modes", "BranchMode": "bn_modes", "FrozenMode": "bn_modes", "PerBatchMode": "bn_modes",
+    "RunningMode": "bn_modes",
+    "Card": "card", "Flag": "card", "Row": "card", "Status": "card",
+    "Attacked": "conditions", "Clean": "conditions", "Condition": "conditions", "Corrupted": "conditions",
+    "Noise": "conditions",
+    "run": "driver",
+    "Store": "store",
+    "images": "stored_images", "rescore": "stored_images",
+    "StoredRun": "stored_runs", "compare": "stored_runs", "export": "stored_runs", "find": "stored_runs",
+    "runs": "stored_runs", "unlike": "stored_runs",
+    "SUITES": "suites",
+}  # fmt: skip
+"""Where each name lives; resolved on first use, so that listing stored runs imports no torch."""
 
 __all__ = [
     "SUITES", "Attacked", "BNMode", "BranchMode", "Card", "Clean", "Condition", "Corrupted", "Flag",
     "FrozenMode", "Noise", "PerBatchMode", "Row", "RunningMode", "Shifted", "Similar", "Status", "Store",
     "StoredRun", "compare", "export", "find", "images", "rescore", "run", "runs", "trust",
+    "unlike",
 ]  # fmt: skip
 
 _RENAMED = {
@@ -45,10 +64,18 @@ _RENAMED = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "trust":
+        return importlib.import_module("trimtab.evaluate.trust")
     if name in _RENAMED:
         import warnings
 
         new = _RENAMED[name]
         warnings.warn(f"evaluate.{name} is now evaluate.{new}", DeprecationWarning, stacklevel=2)
-        return globals()[new]
-    raise AttributeError(f"module 'trimtab.evaluate' has no attribute {name!r}")
+        name = new
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trimtab.evaluate' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"trimtab.evaluate.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from torch import Tensor, nn
-
-from trimtab import adapt, norm
-from trimtab.attacks import guard
 from trimtab.types import BadInput
 
-FirstImages: TypeAlias = Callable[[int], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FirstImages: TypeAlias = "Callable[[int], Tensor]"
 """The first n images of the data, under the condition that is evaluated."""
 
 
@@ -92,6 +91,9 @@ class PerBatchMode(BNMode):
 
     def activate(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
         """Yield an adapted copy, guarded."""
+        from trimtab import adapt
+        from trimtab.runtime import guard
+
         with _main(model):
             return guard(adapt.per_batch(model, self.rho, self.blend_of))
 
@@ -119,6 +121,9 @@ class FrozenMode(BNMode):
 
     def activate(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
         """Yield a copy with frozen statistics, guarded."""
+        from trimtab import adapt
+        from trimtab.runtime import guard
+
         shown = first(self.images)
         if len(shown) < self.images:
             raise BadInput(
@@ -163,6 +168,8 @@ def mode_record(mode: BNMode) -> BNModeRecord:
 
 def _main(model: nn.Module) -> AbstractContextManager[None]:
     """The main branch, whichever branch the caller has activated."""
+    from trimtab import norm
+
     return norm.use(model, branch="main") if norm.layers(model) else nullcontext()
 
 
@@ -172,6 +179,9 @@ def _blend_suffix(blend_of: str) -> str:
 
 @contextmanager
 def _on_branch(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    from trimtab import norm
+    from trimtab.runtime import guard
+
     available = norm.branches(model) or ("main",)
     if name not in available:
         listed = "only main" if len(available) == 1 else ", ".join(available)

@@ -16,7 +16,7 @@ from trimtab.evaluate.records import (
     ImagesRecord,
     Measure,
 )
-from trimtab.runtime.fingerprint import digest
+from trimtab.io import digest
 from trimtab.types import BadInput
 
 FORMAT = 2
@@ -160,5 +160,7 @@ class Status:
     """The accuracy of this cell cannot end below this ..."""
     upper: float
     """... nor above this."""
+    fraction: float
+    """Of all work that is done, by its cost."""
     seconds_left: float | None
-    """Estimated from the cost of what is left; None until something was measured."""
+    """Estimated from the cost of what is left; None until enough was measured."""

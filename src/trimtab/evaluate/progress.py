@@ -11,6 +11,8 @@ from trimtab.evaluate.cells import Cell
 from trimtab.measure.accuracy import Accuracy
 
 Notify = Callable[[Status], None]
+WARM_UP = 0.03
+"""The fraction of the work from which on the time left is estimated: first passes are slow."""
 
 
 @dataclass
@@ -41,9 +43,10 @@ class Meter:
         self.done += new or count.n
         total_cost = sum(each.n * each.condition.cost for each in self.cells)
         seconds_left = None
-        if self.measured_cost:
+        if self.measured_cost > WARM_UP * total_cost:
             rate = (time.monotonic() - self.began) / self.measured_cost
             seconds_left = rate * (total_cost - self.measured_cost - self.stored_cost)
         total = sum(each.n for each in self.cells)
+        fraction = (self.measured_cost + self.stored_cost) / total_cost
         bounds = count.bounds(cell.n)
-        self.notify(Status(cell.condition.record(), self.done, total, *bounds, seconds_left))
+        self.notify(Status(cell.condition.record(), self.done, total, *bounds, fraction, seconds_left))

@@ -18,16 +18,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch
+from typing import TYPE_CHECKING, Any
 
 from trimtab.evaluate import format1
 from trimtab.evaluate.card import FORMAT
-from trimtab.evaluate.conditions import Columns
-from trimtab.io import atomic_write
-from trimtab.runtime.fingerprint import canonical
+from trimtab.io import atomic_write, canonical
 from trimtab.types import BadInput
+
+if TYPE_CHECKING:
+    from trimtab.evaluate.conditions import Columns
 
 DEFAULT = Path(".trimtab") / "store.sqlite"
 _PATIENCE = 60.0  # seconds to wait for another process's commit
@@ -61,17 +60,21 @@ class Store:
 
     def read(self, file: str) -> Columns | None:
         """Return the columns in a file; None if it is missing or altered."""
+        from safetensors import torch
+
         try:
             content = self._place(file).read_bytes()
         except OSError:
             return None
         if hashlib.sha256(content).hexdigest() != file:
             return None
-        return safetensors.torch.load(content)
+        return torch.load(content)
 
     def commit(self, cell: str, about: dict[str, object], span: Span, columns: Columns) -> None:
         """Keep one finished chunk: the file first, the row second. What is there already and whole stays."""
-        file = self._write(safetensors.torch.save({k: v.contiguous() for k, v in columns.items()}))
+        from safetensors import torch
+
+        file = self._write(torch.save({k: v.contiguous() for k, v in columns.items()}))
         with self._open() as db:
             db.execute("INSERT OR IGNORE INTO cells VALUES (?, ?)", (cell, canonical(about)))
             db.execute("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", (cell, *span, file))

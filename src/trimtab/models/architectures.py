@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -180,8 +180,9 @@ def _run(file: Path) -> ModuleType:
 
 
 def extra(package: str) -> Any:
+    """Import an optional package, or say why it cannot be."""
     try:
-        return importlib.import_module(package)
+        return _imported(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise BadInput(_unfit(package, error)) from None
@@ -189,6 +190,28 @@ def extra(package: str) -> Any:
         raise BadInput(f"{package} is not installed; {advice}") from None
     except Exception as error:  # an extra built for another torch fails in ways of its own
         raise BadInput(_unfit(package, error)) from None
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        _declare_operators()
+        return importlib.import_module(package)
+
+
+@cache
+def _declare_operators() -> torch.library.Library:
+    """Declare the operators of torchvision, whose build for another torch then imports.
+
+    Classifiers never call them. The declarations last as long as the library, which the cache keeps.
+    """
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
 
 
 def _unfit(package: str, error: Exception) -> str:

@@ -38,7 +38,7 @@ from trimtab.models.architectures import MAKERS, architecture
 from trimtab.models.layouts import renamed
 from trimtab.models.networks import EXAMPLES
 from trimtab.models.pixels import Pixels, channels_of, wrap
-from trimtab.types import BadInput, InputSpec
+from trimtab.types import BadInput, InputSpec, nearest
 
 SCHEMES = ("zoo", "file", *MAKERS)
 _CHANNELS = {"net": "channels", "timm": "in_chans"}
@@ -230,7 +230,9 @@ def _zoo() -> list[str]:
 def _in_zoo(name: str) -> Path:
     there = _zoo()
     if name not in there:
-        raise BadInput(f"the zoo has no {name!r}; it has {', '.join(there) or 'no networks yet'}")
+        raise BadInput(
+            f"the zoo has no {name!r}{nearest(name, there)}; it has {', '.join(there) or 'no networks yet'}"
+        )
     return ZOO / name
 
 

@@ -22,7 +22,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from trimtab.evaluate import Card
+from trimtab.evaluate import Card, unlike
 from trimtab.io import atomic_write
 from trimtab.norm.audit import Audit
 from trimtab.report import sentences, tables
@@ -103,7 +103,7 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         names=tables.names(cards),
         verdict=sentences.verdict(cards),
         tiles=[_tiles(card) for card in cards],
-        unlike=tables.unlike(cards),
+        unlike=unlike(cards),
         references=[tables.bn_modes(card)[0] for card in cards],
         measured_on=[tables.images(card) for card in cards],
         flags_in=sentences.flags_in,

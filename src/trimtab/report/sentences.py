@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimtab.evaluate import Card, trust
+from trimtab.evaluate import Card, trust, unlike
 from trimtab.evaluate.bn_modes import BNModeRecord
 from trimtab.evaluate.records import CertificateRecord, CleanRecord, ConditionRecord
 from trimtab.report.tables import (
@@ -19,8 +19,8 @@ from trimtab.report.tables import (
     estimates,
     names,
     percent,
-    unlike,
 )
+from trimtab.types import listed
 
 FLAGS = {
     "modes": "A submodule stays in training mode after eval(), so measuring the model changes it.",
@@ -106,7 +106,7 @@ def _under_stress(card: Card, mode: BNModeRecord) -> str:
             f"accuracy under the strongest attack measured, {brief(attack[0])}, is {percent(attack[1].value)}"
         )
     elif stopped := [name for name in flags_in(card, mode) if name in trust.STOPS]:
-        parts.append(f"no attack was run, because of the trust card's flags ({_list(stopped)})")
+        parts.append(f"no attack was run, because of the trust card's flags ({listed(stopped)})")
     certified = [
         row for row in card.rows if isinstance(row.condition, CertificateRecord) and row.bn_mode == mode
     ]
@@ -127,9 +127,11 @@ def _trust(card: Card, mode: BNModeRecord) -> str:
     here = flags_in(card, mode)
     elsewhere = sorted({str(flag.bn_mode) for flag in card.flags if flag.bn_mode != mode})
     if not here:
-        return f"The trust card raised no flag in BN mode “{mode}”, but some in “{_list(elsewhere)}”."
-    count = "one flag" if len(here) == 1 else f"{len(here)} flags"
-    return f"Read these numbers with care: the trust card raised {count} in BN mode “{mode}” ({_list(here)})."
+        return f"The trust card raised no flag in BN mode “{mode}”, but some in “{listed(elsewhere)}”."
+    raised = "one flag" if len(here) == 1 else f"{len(here)} flags"
+    return (
+        f"Read these numbers with care: the trust card raised {raised} in BN mode “{mode}” ({listed(here)})."
+    )
 
 
 def _of_several(cards: Sequence[Card]) -> tuple[str, str, str]:
@@ -147,11 +149,11 @@ def _of_several(cards: Sequence[Card]) -> tuple[str, str, str]:
     flagged = [name for name, card in labeled if flags_in(card, bn_modes(card)[0])]
     others = [name for name, card in labeled if any(flag.bn_mode != bn_modes(card)[0] for flag in card.flags)]
     if flagged:
-        third = f"Read these numbers with care: the trust card raised flags for {_list(flagged)}."
+        third = f"Read these numbers with care: the trust card raised flags for {listed(flagged)}."
     else:
         third = "The trust card raised no flag for any of them in the BN modes shown here."
     if others:
-        third += f" In other BN modes it raised flags for {_list(others)}."
+        third += f" In other BN modes it raised flags for {listed(others)}."
     return first, second, third
 
 
@@ -176,7 +178,3 @@ def _ahead(where: str, cards: Sequence[Card], compared: Sequence[Estimate | None
 def _worst(card: Card, mode: BNModeRecord, kinds: Sequence[str]) -> Named | None:
     candidates = [(c, e) for c, e in estimates(card, mode).items() if c.kind in kinds]
     return min(candidates, key=lambda candidate: candidate[1].value, default=None)
-
-
-def _list(items: Sequence[str]) -> str:
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

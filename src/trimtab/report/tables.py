@@ -21,6 +21,7 @@ from trimtab.data.corruptions import EXTRA_CORRUPTIONS
 from trimtab.evaluate import Card, Row, RunningMode
 from trimtab.evaluate.bn_modes import BNModeRecord
 from trimtab.evaluate.records import AttackRecord, ConditionRecord, CorruptionRecord
+from trimtab.types import listed
 
 REFERENCE = RunningMode()
 """The BN mode that the others are compared with, where it was measured."""
@@ -203,13 +204,8 @@ def images(card: Card) -> str:
         for data, start, stop in ranges
     ] or [f"no images of {card.data}"]
     sizes = sorted({row.batch_size for row in card.rows if row.batch_size})
-    batches = f", coupled batches of {_and(map(str, sizes))}" if sizes else ""
-    return _and(sets) + batches
-
-
-def _and(items: Iterable[str]) -> str:
-    listed = list(items)
-    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+    batches = f", coupled batches of {listed(sizes)}" if sizes else ""
+    return listed(sets) + batches
 
 
 def figures(card: Card) -> Table:
@@ -244,26 +240,13 @@ def averaged(condition: ConditionRecord) -> bool:
     return not (isinstance(condition, CorruptionRecord) and condition.name in EXTRA_CORRUPTIONS)
 
 
-def unlike(cards: Sequence[Card]) -> str:
-    """Return what differs between cards in addition to the models; empty if nothing does."""
-    sizes = sorted({card.provenance["batch"] for card in cards if card.provenance.get("batch")})
-    data = {str(card.provenance.get("data", card.data)) for card in cards}
-    differences = ["on different images"] if len(data) > 1 else []
-    counts = sorted({max(row.n for row in card.rows) for card in cards if card.rows})
-    if len(counts) > 1:
-        differences.append(f"on {_and(map(str, counts))} images")
-    if len(sizes) > 1:
-        differences.append(f"in batches of {_and(map(str, sizes))}")
-    return " and ".join(differences)
-
-
 def mean(several: Iterable[Estimate]) -> Estimate | None:
     """Return the mean of estimates and of their ends; None of none."""
-    listed = list(several)
-    if not listed:
+    every = list(several)
+    if not every:
         return None
-    ends = (fmean(e.value for e in listed), fmean(e.low for e in listed), fmean(e.high for e in listed))
-    return Estimate(*ends, min(e.n for e in listed), listed[0].percentage)
+    ends = (fmean(e.value for e in every), fmean(e.low for e in every), fmean(e.high for e in every))
+    return Estimate(*ends, min(e.n for e in every), every[0].percentage)
 
 
 def _worst(several: Sequence[Estimate]) -> Estimate | None:

@@ -15,7 +15,6 @@ attributes to hash.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from trimtab.io import canonical, digest
 from trimtab.runtime.source import is_installed, source_hashes
 from trimtab.runtime.torchscript import script_hashes
 from trimtab.types import BadInput
@@ -92,16 +92,6 @@ def _given(owner: Any, field: Field[Any]) -> list[Any]:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def digest(value: Any) -> str:
-    """Return the hash of a JSON value, the same for equal values."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
-def canonical(value: Any) -> str:
-    """Return a JSON value as text, the same for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 # ---- models -------------------------------------------------------------------------------------------

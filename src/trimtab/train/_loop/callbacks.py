@@ -129,11 +129,11 @@ def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callba
         shown: Whether anything is shown.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[now]}"),
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(), TextColumn("left  {task.fields[now]}"),
     )  # fmt: skip
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not shown or not console.is_terminal) as bar:

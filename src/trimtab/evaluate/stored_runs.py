@@ -12,7 +12,7 @@ from trimtab.evaluate.bn_modes import BNModeRecord, FrozenMode, PerBatchMode
 from trimtab.evaluate.card import Card, Row, identity
 from trimtab.evaluate.records import ConditionRecord, NoiseRecord
 from trimtab.evaluate.store import DEFAULT, Store
-from trimtab.types import BadInput
+from trimtab.types import BadInput, listed
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,19 @@ def compare(compared: Sequence[StoredRun]) -> dict[RowKey, list[Row | None]]:
     by_run = [{(row.condition, row.bn_mode, row.seed): row for row in run.card.rows} for run in compared]
     row_keys = dict.fromkeys(row_key for rows in by_run for row_key in rows)
     return {row_key: [rows.get(row_key) for rows in by_run] for row_key in row_keys}
+
+
+def unlike(cards: Sequence[Card]) -> str:
+    """Return what differs between cards in addition to the models; empty if nothing does."""
+    sizes = sorted({card.provenance["batch"] for card in cards if card.provenance.get("batch")})
+    data = {str(card.provenance.get("data", card.data)) for card in cards}
+    differences = ["on different images"] if len(data) > 1 else []
+    counts = sorted({max(row.n for row in card.rows) for card in cards if card.rows})
+    if len(counts) > 1:
+        differences.append(f"on {listed(counts)} images")
+    if len(sizes) > 1:
+        differences.append(f"in batches of {listed(sizes)}")
+    return " and ".join(differences)
 
 
 def export(exported: Sequence[StoredRun]) -> str:
