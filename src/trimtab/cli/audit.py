@@ -49,7 +49,7 @@ class Audit:
 
 def _input(model: models.Pixels, images: Images | None) -> dict[str, Any]:
     """What the statistics were compared with, and how the network takes its images."""
-    from trimtab.evaluate.images import preprocessing
+    from trimtab.evaluate.stored_images import preprocessing
 
     if images is None:
         return {"preprocessing": model.spec.to_json()}

@@ -78,17 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if any("\0" in word for word in given):
         return _fail("an argument contains a null byte, which no name of a file or model can")
-    if given == ["--version"]:
-        print(f"trimtab {trimtab.__version__}")
-        return 0
-    if not given or given[0] in ("-h", "--help"):
-        print(about())
-        return 0
     given, warnings = modernize(given)
     for warning in warnings:
         print(f"trimtab: {warning}", file=sys.stderr)
     overrides: list[str] = []
     try:
+        if not given or given[0] in ("-h", "--help", "--version"):
+            print(f"trimtab {trimtab.__version__}" if given == ["--version"] else about(), flush=True)
+            return 0
         if given[:1] == ["train"]:
             given, overrides = Train.split(given)
         command = parse(COMMANDS, given)

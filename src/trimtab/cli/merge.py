@@ -14,7 +14,7 @@ from trimtab.types import BadInput
 
 @dataclass(frozen=True)
 class Merge:
-    """Pool the statistics of several packs or models exactly: mean of means, and the variance between.
+    """Pool the statistics of several packs or models exactly.
 
     An average of variances, as federated averaging takes it, misses the variance between the parts; the
     command prints by how much.

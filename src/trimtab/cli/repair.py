@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Repair:
-    """Re-estimate running statistics after pruning, quantizing, averaging checkpoints or another input size.
+    """Re-estimate running statistics that no longer fit the weights.
+
+    As after pruning, quantizing, averaging checkpoints or with another input size.
 
     Accuracy before and after is measured on the test images; statistics that do not help are not kept. Take
     the augmentation that the network was trained with: a network trained on padded crops has the statistics

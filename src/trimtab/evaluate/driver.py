@@ -22,7 +22,7 @@ from trimtab.evaluate.card import Card, Flag, Row
 from trimtab.evaluate.cells import CHUNK, Cell, Subject
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
 from trimtab.evaluate.engine import measure
-from trimtab.evaluate.images import preprocessing
+from trimtab.evaluate.stored_images import preprocessing
 from trimtab.evaluate.processes import in_processes
 from trimtab.evaluate.progress import Meter, Notify
 from trimtab.evaluate.records import ImagesRecord
