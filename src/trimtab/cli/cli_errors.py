@@ -98,6 +98,8 @@ def _missing(kind: type[Any], path: str, problem: str) -> str:
     required = [_marker(hints[field.name], "metavar") for field in fields(kind) if field.default is MISSING]
     names = [name for name in required if name in values]
     missing = [name for name in names if re.search(rf"\b{name}\b", problem)]
+    if not missing:
+        return problem
     return f"Missing {' and '.join(missing)}, e.g. `{' '.join([path, *(values[name] for name in names)])}`"
 
 

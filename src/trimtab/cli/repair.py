@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 class Repair:
     """Re-estimate running statistics that no longer fit the weights.
 
-    As after pruning, quantizing, averaging checkpoints or with another input size.
-
-    Accuracy before and after is measured on the test images; statistics that do not help are not kept. Take
-    the augmentation that the network was trained with: a network trained on padded crops has the statistics
-    of padded crops.
+    As after pruning, quantizing, averaging checkpoints or with another input size. Accuracy before and after
+    is measured on the test images; statistics that do not help are not kept. Take the augmentation that the
+    network was trained with: a network trained on padded crops has the statistics of padded crops.
 
       repair file:pruned --data cifar10 --augment crop flip --out repaired
       repair file:int4 --data folder:photos --images 1024 --out repaired

@@ -22,12 +22,12 @@ from trimtab.evaluate.card import Card, Flag, Row
 from trimtab.evaluate.cells import CHUNK, Cell, Subject
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
 from trimtab.evaluate.engine import measure
-from trimtab.evaluate.stored_images import preprocessing
 from trimtab.evaluate.processes import in_processes
 from trimtab.evaluate.progress import Meter, Notify
 from trimtab.evaluate.records import ImagesRecord
 from trimtab.evaluate.request import Request, name_of, positive, seeds_of
 from trimtab.evaluate.store import DEFAULT, Store
+from trimtab.evaluate.stored_images import preprocessing
 from trimtab.evaluate.suites import suite_of
 from trimtab.measure.accuracy import Accuracy
 from trimtab.models.pixels import spec_of
