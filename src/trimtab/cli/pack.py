@@ -207,7 +207,7 @@ class Diff:
 
 @dataclass(frozen=True)
 class Pack:
-    """Statistics of one branch as a file of kilobytes: save, apply, list and compare.
+    """Save, apply, list and compare the statistics of a branch, in a small file.
 
     A domain's statistics are saved once and swapped in when they are needed; weights stay as they are. A pack
     of another architecture is refused, one made for other weights too (--force).
