@@ -26,7 +26,7 @@ $(VENV)/.product: pyproject.toml constraints.txt
 	@$(PIP) -e .
 	@touch $@
 
-# torchvision, timm and torchattacks come without their dependencies: there is no CPU wheel of torchvision
+# These packages come without their dependencies: there is no CPU wheel of torchvision
 # to resolve against, and they are only compared with in the tests.
 $(VENV)/.developer: $(VENV)/.product requirements-dev.txt requirements-nodeps.txt
 	@echo "Adding what the tests need to $(VENV)"

@@ -13,7 +13,7 @@ CARDS = {
         *("train/sam", "train/gaussian", "train/ligs"),
     ],
     "Attacks": [
-        *("attacks/pgd", "attacks/apgd", "attacks/square", "attacks/auto"),
+        *("attacks/pgd", "attacks/apgd", "attacks/fab", "attacks/square", "attacks/auto"),
         *("attacks/eot", "attacks/batch", "attacks/statistics", "attacks/feature"),
     ],
     "Test-time statistics": ["adapt/per_batch", "adapt/frozen", "adapt/stream"],

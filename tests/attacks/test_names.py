@@ -8,7 +8,20 @@ import pydoc
 import pytest
 import torch
 
-from trimtab.attacks import APGD, CW, FGSM, L2, PGD, AutoAttack, CurvePGD, Linf, Outcome, Square, TargetedAPGD
+from trimtab.attacks import (
+    APGD,
+    CW,
+    FAB,
+    FGSM,
+    L2,
+    PGD,
+    AutoAttack,
+    CurvePGD,
+    Linf,
+    Outcome,
+    Square,
+    TargetedAPGD,
+)
 from trimtab.attacks.base import Attack
 from trimtab.runtime.fingerprint import describe
 from trimtab.types import BadInput
@@ -52,6 +65,8 @@ def test_bf16_is_another_name_of_bfloat16() -> None:
         APGD(),
         TargetedAPGD(),
         AutoAttack(),
+        AutoAttack(variant="plus"),
+        FAB(),
         Square(),
     ],
     ids=str,

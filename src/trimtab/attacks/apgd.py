@@ -8,6 +8,9 @@ Norm      running statistics of the active branch, not updated
 Cost      steps + 1 forward/backward passes; misclassified images leave the batch at once
 Targeted  the targeted variant tries the classes ranked next after the label, one run each, on the images
           that are still classified correctly
+Random    a model whose predictions are random is attacked by the mean gradient of `samples` passes. No image
+          leaves early, as a lucky sample is no success: the point of largest mean loss is judged once, by the
+          mean logits of as many new passes
 """
 
 from __future__ import annotations
@@ -44,27 +47,36 @@ class APGD(Attack):
     """The loss to ascend: ce, cw (margin) or dlr."""
     restarts: int = 1
     """Independent runs, each on the images that are still classified correctly."""
+    samples: int = 1
+    """Passes whose gradients and logits are averaged in each step, for a model with random predictions."""
     version = 2
 
     def __post_init__(self) -> None:
-        _require_positive(steps=self.steps, restarts=self.restarts)
+        _require_positive(steps=self.steps, restarts=self.restarts, samples=self.samples)
         loss_named(self.loss, False)
 
     def __str__(self) -> str:
         rest = non_default(self, "budget", "steps", "loss")
-        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, early stopping{rest}"
+        return f"APGD-{self.steps} ({self.loss}), {self.budget}, adaptive step, {self.scored(False)}{rest}"
 
     def scored(self, coupled: bool) -> str:
         """Return which iterate counts: in a coupled batch the one at which most images are misclassified."""
-        return "best iterate" if coupled else "early stopping"
+        return "best iterate" if coupled or self.samples > 1 else "early stopping"
 
     def run(self, task: AttackTask) -> Outcome:
         """Run Auto-PGD `restarts` times, each time on the images that are still classified correctly."""
-        loss = loss_named(self.loss, False)
+        # DLR scales by the third logit.
+        loss = loss_named("cw" if self.loss == "dlr" and task.classes < 3 else self.loss, False)
         outcome = judge_clean(task)
         for restart in range(self.restarts):
             outcome = ascend(
-                task, outcome, lambda z, rows: loss(z, task.y[rows]), self.budget, self.steps, restart
+                task,
+                outcome,
+                lambda z, rows: loss(z, task.y[rows]),
+                self.budget,
+                self.steps,
+                restart,
+                self.samples,
             )
         return outcome
 
@@ -121,7 +133,13 @@ def judge_clean(task: AttackTask) -> Outcome:
 
 
 def ascend(
-    task: AttackTask, before: Outcome, loss: RowLoss, budget: Budget, steps: int, draw: int
+    task: AttackTask,
+    before: Outcome,
+    loss: RowLoss,
+    budget: Budget,
+    steps: int,
+    draw: int,
+    samples: int = 1,
 ) -> Outcome:
     """Run Auto-PGD once, from a random start, on the images that are still classified correctly.
 
@@ -132,6 +150,7 @@ def ascend(
         budget: The ball around the clean images.
         steps: Gradient steps.
         draw: Which of the random starts of each image to take.
+        samples: Passes whose gradients and logits are averaged.
     """
     rows = (~before.success).nonzero().squeeze(1)
     if task.coupled:
@@ -142,7 +161,7 @@ def ascend(
     ids = [task.ids[i] for i in rows.tolist()]
     start = random_start(task.x[rows], budget, task.seed, ids, rng.purpose("apgd start", draw))
 
-    s = _State(task, rows, start, loss, 2.0 * budget.radius)
+    s = _State(task, rows, start, loss, 2.0 * budget.radius, samples)
     checkpoints = _checkpoints(steps)
     for t in range(steps + 1):
         if t:
@@ -151,7 +170,7 @@ def ascend(
         if task.coupled:  # the batch is judged as a whole: the iterate at which most are misclassified
             if int(s.wrong.sum()) > int(success.sum()):
                 out, success, success_at = s.x.clone(), s.wrong.clone(), torch.where(s.wrong, t, -1)
-        elif bool(s.wrong.any()):
+        elif samples == 1 and bool(s.wrong.any()):
             leaving = s.rows[s.wrong]
             out[leaving], success[leaving], success_at[leaving] = s.x[s.wrong], True, t
             s.keep(~s.wrong)
@@ -161,14 +180,20 @@ def ascend(
             s.adjust(since=t - checkpoints[t])
     if not task.coupled:
         out[s.rows] = s.best_x
+    if samples > 1 and not task.coupled:
+        s.x = s.best_x
+        s.evaluate(last=True)
+        success[s.rows], success_at[s.rows] = s.wrong, torch.where(s.wrong, steps, -1)
     return Outcome(out, success, success_at)
 
 
 class _State:
     """The state of Auto-PGD between steps, one row per image that is still classified correctly."""
 
-    def __init__(self, task: AttackTask, rows: Tensor, start: Tensor, loss: RowLoss, step: float) -> None:
-        self.task, self.loss, self.rows = task, loss, rows
+    def __init__(
+        self, task: AttackTask, rows: Tensor, start: Tensor, loss: RowLoss, step: float, samples: int
+    ) -> None:
+        self.task, self.loss, self.rows, self.samples = task, loss, rows, samples
         self.center, self.x, self.previous = task.x[rows], start, start
         n = len(rows)
         self.step = torch.full((n, *[1] * (start.dim() - 1)), step, dtype=start.dtype, device=start.device)
@@ -182,13 +207,9 @@ class _State:
 
     def evaluate(self, last: bool = False) -> None:
         """Compute the loss and its gradient at x; update the best point and count increases."""
-        x = self.x.detach().requires_grad_(not last)
-        with torch.set_grad_enabled(not last):
-            z = self.task.net(x)
-            value = self.loss(z, self.rows)
-        self.grad = torch.zeros_like(x) if last else gradient(value.sum(), x)
-        self.x, value = x.detach(), value.detach()
-        self.wrong = is_misclassified(z.detach(), self.task.y[self.rows])
+        passes = [self._pass(last) for _ in range(self.samples)]
+        z, value, self.grad = (sum(parts[1:], parts[0]) / len(parts) for parts in zip(*passes, strict=True))
+        self.wrong = is_misclassified(z, self.task.y[self.rows])
         if len(self.value) == len(value):
             self.increases += value > self.value
         self.value = value
@@ -197,6 +218,15 @@ class _State:
         self.best_value = torch.where(better, value, self.best_value)
         self.best_x = torch.where(column, self.x, self.best_x)
         self.best_grad = torch.where(column, self.grad, self.best_grad)
+
+    def _pass(self, last: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logits, the loss and its gradient at x."""
+        x = self.x.detach().requires_grad_(not last)
+        with torch.set_grad_enabled(not last):
+            z = self.task.net(x)
+            value = self.loss(z, self.rows)
+        grad = torch.zeros_like(x) if last else gradient(value.sum(), x)
+        return z.detach(), value.detach(), grad
 
     def move(self, budget: Budget, first: bool) -> None:
         """Take a projected step with momentum, of each image's own length."""

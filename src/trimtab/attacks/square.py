@@ -4,8 +4,8 @@ Idea      keep a change of a random square if the margin shrinks; squares get sm
 Paper     Andriushchenko et al. 2020, "Square attack"
 Norm      running statistics of the active branch, not updated
 Cost      `queries` forward passes, no backward pass; misclassified images leave the batch
-Changed   for l2: the authors' bumps have two halves of opposite sign, and they start from bumps; these have
-          one sign, and start from flat tiles
+Changed   each image has its own squares (the public code: one position for the batch), which reach the last
+          row and column as well
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Square(Attack):
         budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
         queries: Forward passes per image.
         fraction: Fraction of the pixels that the first squares cover.
+        rescale: Stretch the published schedule, made for 10,000 queries, to `queries`.
         share: Deprecated name of `fraction`.
     """
 
@@ -44,9 +45,12 @@ class Square(Attack):
     """Forward passes per image."""
     fraction: float = 0.8
     """Fraction of the pixels that the first squares cover."""
+    rescale: bool = True
+    """Stretch the published schedule, made for 10,000 queries, to `queries`; AutoAttack does not."""
     share: InitVar[float | None] = None
     one_by_one = True
     by_gradients = False
+    version = 2
 
     def __post_init__(self, share: float | None) -> None:
         if share is not None:
@@ -99,12 +103,12 @@ class Square(Attack):
 
     def _side(self, query: int, x: Tensor) -> int:
         """Return the side of the squares, whose fraction of the image is halved at fixed queries."""
-        at = query / self.queries * 10_000
+        at = query * 10_000 // self.queries if self.rescale else query
         fraction = self.fraction / 2 ** sum(at > point for point in _HALVINGS)
         height, width = x.shape[2:]
         side = max(round(math.sqrt(fraction * height * width)), 1)
         if not isinstance(self.budget, Linf):
-            side = max(side, 3) | 1  # the l2 bump has a center
+            side = max(side, 3) | 1
         return min(side, min(height, width) - 1)
 
 
@@ -116,18 +120,18 @@ def propose(best: Tensor, center: Tensor, budget: Budget, side: int, u: Tensor) 
         center: The clean images.
         budget: The ball around them.
         side: Side of the squares, in pixels.
-        u: Uniform random numbers, (N, 4 + C).
+        u: Uniform random numbers, (N, 5 + C).
     """
     top, left = _corner(u[:, 0], best.shape[2], side), _corner(u[:, 1], best.shape[3], side)
     inside = _window(best, top, left, side)  # (N, 1, H, W)
-    signs = (u[:, 4 : 4 + best.shape[1]] < 0.5).to(best.dtype)[:, :, None, None] * 2 - 1
+    signs = (u[:, 5 : 5 + best.shape[1]] < 0.5).to(best.dtype)[:, :, None, None] * 2 - 1
     if isinstance(budget, Linf):
         return project(best + inside * signs * (2 * budget.radius), center, budget)
 
     delta = best - center
     other = _window(best, _corner(u[:, 2], best.shape[2], side), _corner(u[:, 3], best.shape[3], side), side)
     either = torch.maximum(inside, other)
-    bump = _bump(best, top, left, side) * inside * signs
+    bump = _place(_bump(side, best), best, top, left, u[:, 4] < 0.5) * inside * signs
     here = delta * inside
     fresh = bump + here / norms(here).clamp(min=1e-12)
     per_channel = fresh.flatten(2).norm(dim=2)[:, :, None, None].clamp(min=1e-12)
@@ -145,23 +149,31 @@ class _Samples:
     def __init__(self, task: AttackTask, rows: Tensor) -> None:
         self.like, self.seed = task.x, task.seed
         self.ids = [task.ids[i] for i in rows.tolist()]
-        self.wide = 4 + task.x.shape[1]
+        self.wide = 5 + task.x.shape[1]
         self.at, self.block = 0, torch.empty(0)
 
     def start(self, x: Tensor, budget: Budget) -> Tensor:
-        """Return the first perturbation: vertical stripes (l_inf) or tiles (l2) of random sign."""
-        n, channels, _, width = x.shape
+        """Return the first perturbation: vertical stripes (l_inf) or a grid of bumps (l2) of random sign."""
+        n, channels, height, width = x.shape
         if isinstance(budget, Linf):
             u = rng.uniform(
                 x.new_empty(n, channels, 1, width), self.seed, self.ids, rng.purpose("square start")
             )
             return torch.where(u < 0.5, -budget.radius, budget.radius).to(x)
-        u = rng.uniform(x.new_empty(n, channels, 5, 5), self.seed, self.ids, rng.purpose("square start"))
-        tiles = torch.nn.functional.interpolate((u < 0.5).to(x) * 2 - 1, size=x.shape[2:])
+        side = max(min(height, width) // 5, 1)
+        down, across = height // side, width // side
+        like = x.new_empty(n, channels, down, across)
+        u = rng.uniform(like, self.seed, self.ids, rng.purpose("square start"))
+        # (n, channels, down * side, across * side): each sign times the bump
+        tiles = torch.kron((u < 0.5).to(x) * 2 - 1, _bump(side, x))
+        top, left = (height - down * side) // 2, (width - across * side) // 2
+        tiles = torch.nn.functional.pad(
+            tiles, (left, width - across * side - left, top, height - down * side - top)
+        )
         return tiles / norms(tiles) * budget.radius
 
     def next(self) -> Tensor:
-        """Return the random numbers of the next query, (N, 4 + C)."""
+        """Return the random numbers of the next query, (N, 5 + C)."""
         offset = self.at % self.BLOCK
         if offset == 0:
             like = self.like.new_empty(len(self.ids), self.BLOCK, self.wide)
@@ -186,13 +198,27 @@ def _window(x: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
     return (tall[:, None, :, None] & wide[:, None, None, :]).to(x.dtype)
 
 
-def _bump(x: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """Return a pseudo-Gaussian: largest at the center of the square, decreasing in rings."""
-    half = side // 2
-    rings = torch.zeros(side, side, dtype=x.dtype, device=x.device)
-    for k in range(half + 1):
-        rings[half - k : half + k + 1, half - k : half + k + 1] += 1.0 / (half + 1 - (half - k)) ** 2
-    rings = rings / rings.norm()
-    down = torch.arange(x.shape[2], device=x.device)[None] - top[:, None]
-    across = torch.arange(x.shape[3], device=x.device)[None] - left[:, None]
-    return rings[down.clamp(0, side - 1)[:, :, None], across.clamp(0, side - 1)[:, None, :]][:, None]
+def _bump(side: int, like: Tensor) -> Tensor:
+    """Return two adjacent peaks of opposite sign and unit norm together, (side, side).
+
+    Each fills half of the square; at distance d from its center it is the sum of 1 / (k + 1)^2 over k >= d.
+    """
+    halves = [_peak(half, side, like) for half in (side // 2, side - side // 2) if half]
+    bump = torch.cat([half / half.norm() * sign for half, sign in zip(halves, (1, -1), strict=False)])
+    return bump / bump.norm()
+
+
+def _peak(height: int, width: int, like: Tensor) -> Tensor:
+    down, across = ((torch.arange(n, device=like.device) - (n // 2)).abs() for n in (height, width))
+    d = torch.maximum(down[:, None], across[None])  # (height, width)
+    steps = 1 / torch.arange(1, max(height, width) // 2 + 2, device=like.device, dtype=like.dtype) ** 2
+    return steps.flip(0).cumsum(0).flip(0)[d]
+
+
+def _place(pattern: Tensor, x: Tensor, top: Tensor, left: Tensor, turned: Tensor) -> Tensor:
+    """Return the pattern at each image's place, transposed where `turned`, (N, 1, H, W)."""
+    side = len(pattern)
+    down = (torch.arange(x.shape[2], device=x.device)[None] - top[:, None]).clamp(0, side - 1)[:, :, None]
+    across = (torch.arange(x.shape[3], device=x.device)[None] - left[:, None]).clamp(0, side - 1)[:, None, :]
+    placed = torch.where(turned[:, None, None], pattern[across, down], pattern[down, across])
+    return placed[:, None]

@@ -57,7 +57,7 @@ class Evaluate:
     """What to measure.
     quick: clean, FGSM, PGD-20, noise, shifted statistics, gradient similarity: minutes on a CPU
     standard: and the margin, l2, an iteration curve to 100, a sample of corruptions
-    full: and the AutoAttack-style ensemble, a curve to 2000, all corruptions at all severities, certificates
+    full: and AutoAttack, a curve to 2000, all corruptions at all severities, certificates
     corruptions: clean, and the 15 + 4 common corruptions at all severities
     """
     limit: Count = None
