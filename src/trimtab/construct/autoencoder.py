@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from trimtab import models, norm, rng
 from trimtab.data import Images, Loader
+from trimtab.runtime import require_usable
 from trimtab.types import BadInput
 
 
@@ -60,6 +61,7 @@ class Autoencoder(nn.Module):
     @classmethod
     def of(cls, model: nn.Module, name: str, seed: int = 0) -> Autoencoder:
         """Cut `model` after the module `name`; the decoder is untrained."""
+        require_usable(model, next(model.parameters(), torch.empty(0)))
         front, _ = models.cut(model, name)
         spec = model.spec if isinstance(model, models.Pixels) else None
         if spec is None:

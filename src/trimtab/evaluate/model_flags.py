@@ -21,7 +21,7 @@ from trimtab.evaluate.probes import WITH, Normalization
 from trimtab.models import Pixels
 from trimtab.models.check import range_faults
 from trimtab.models.corrections import is_certain, strongest
-from trimtab.runtime import call_in_parts
+from trimtab.runtime import call_in_parts, require_usable
 
 NONDETERMINISM = 1e-4
 """Tolerated difference of two passes, relative to the largest logit; rounding stays below 1e-5."""
@@ -72,6 +72,7 @@ def other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]
         batch: the first images.
         data: the set that they are from.
     """
+    require_usable(model, batch.x)
     size = tuple(batch.x.shape[2:])
     if isinstance(model, Pixels) and model.recorded and size != model.spec.size:
         expected, actual = (f"{h} x {w}" for h, w in (model.spec.size, size))

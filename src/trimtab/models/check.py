@@ -25,7 +25,7 @@ from trimtab.models.pixels import (
     spec_of,
     wrap,
 )
-from trimtab.runtime import call_in_parts
+from trimtab.runtime import call_in_parts, require_usable
 from trimtab.types import InputSpec
 
 _TOLERANCE = 0.01
@@ -69,6 +69,7 @@ def input_faults(model: nn.Module, x: Tensor, y: Tensor | None = None) -> InputF
     faults = range_faults(model, x)
     if faults or y is None:
         return InputFaults(faults, [])
+    require_usable(model, x)
     pixels = _wrapped(model, x)
     with evaluation_mode(model), torch.no_grad():
         logits = call_in_parts(pixels, x)

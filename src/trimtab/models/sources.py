@@ -38,6 +38,7 @@ from trimtab.models.architectures import MAKERS, architecture
 from trimtab.models.layouts import renamed
 from trimtab.models.networks import EXAMPLES
 from trimtab.models.pixels import Pixels, channels_of, wrap
+from trimtab.runtime import require_usable
 from trimtab.types import BadInput, InputSpec, nearest
 
 SCHEMES = ("zoo", "file", *MAKERS)
@@ -242,6 +243,7 @@ def _outputs(model: Pixels) -> int | None:
         return None  # its first batch decides its size for good
     weight = next(model.parameters(), torch.zeros(0))
     image = torch.full((1, model.spec.channels, *model.spec.size), 0.5).to(weight)
+    require_usable(model, image)
     with evaluation_mode(model), torch.no_grad():
         try:
             return int(model(image).shape[1])

@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab import norm
+from trimtab.runtime import require_usable
 from trimtab.train._loop import checkpoint, runs
 from trimtab.train._loop.callbacks import Callback, Diverged
 from trimtab.train._loop.checkpoint import TrainingState
@@ -144,6 +145,7 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     recipe = run.recipe
     train_set, held_out = training_sets(data, recipe)
     model = fabric.to_device(network(model, recipe, train_set))
+    require_usable(model, torch.empty(0, device=fabric.device))
     trainable = {name: p.requires_grad for name, p in model.named_parameters()}
     model = broadcast_model(fabric, prepare_network(model, recipe))
     branch, branches = recipe.validation.branch, norm.branches(model) or ("main",)
