@@ -24,6 +24,7 @@ from trimtab.cli.data import Data
 from trimtab.cli.demo import Demo
 from trimtab.cli.doctor import Doctor
 from trimtab.cli.evaluate import Evaluate
+from trimtab.cli.export import Export
 from trimtab.cli.memory import tune_allocator
 from trimtab.cli.merge import Merge
 from trimtab.cli.options import speaks
@@ -46,6 +47,7 @@ COMMANDS: dict[str, type[Any]] = {
     "repair": Repair,
     "pack": Pack,
     "merge": Merge,
+    "export": Export,
     "construct": Construct,
     "reproduce": Reproduce,
     "runs": Runs,

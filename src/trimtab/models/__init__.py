@@ -5,18 +5,20 @@ architectures  what builds a network that is named by text
 files          save, and reading checkpoints without running anything in them
 pixels         the wrapper that normalizes inside and carries the InputSpec
 check          is the input what the model expects? normalized twice, or never?
+export         stock state dicts, torch.export programs and ONNX graphs, checked before they are placed
 cut            front and tail at a named place; the penultimate feature
 networks       the papers' networks by name, on resnet, preact, wide_resnet, vgg and their style
 """
 
 from trimtab.models.check import check_input
 from trimtab.models.cut import cut, cuts, drop_norm, penultimate
+from trimtab.models.export import export
 from trimtab.models.files import save
 from trimtab.models.networks import build
 from trimtab.models.pixels import Origin, Pixels, wrap
 from trimtab.models.sources import has_record, load, parse
 
 __all__ = [
-    "Origin", "Pixels", "build", "check_input", "cut", "cuts", "drop_norm", "has_record", "load", "parse",
-    "penultimate", "save", "wrap",
+    "Origin", "Pixels", "build", "check_input", "cut", "cuts", "drop_norm", "export", "has_record", "load",
+    "parse", "penultimate", "save", "wrap",
 ]  # fmt: skip
