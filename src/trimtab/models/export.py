@@ -21,7 +21,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,7 @@ def _traced(net: nn.Module, args: tuple[Any, ...]) -> torch.export.ExportedProgr
 def _write_program(program: torch.export.ExportedProgram, part: Path) -> Run:
     with open(part, "wb") as file:
         torch.export.save(program, file)
-    with open(part, "rb") as file:
-        module = torch.export.load(file).module()  # type: ignore[arg-type]
+    module = torch.export.load(BytesIO(part.read_bytes())).module()
 
     def run(x: Tensor, statistics: Statistics) -> Sequence[Tensor]:
         return list(tree_leaves(module(x, list(statistics)) if statistics else module(x)))
