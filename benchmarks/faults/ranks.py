@@ -20,7 +20,7 @@ from work import ANSWER, Job, command, shared
 
 from trimtab import data, train
 from trimtab.train._loop.start import network
-from trimtab.train.recipe import OBJECTIVES
+from trimtab.train.reader import OBJECTIVES
 
 CLOSE = 1e-8
 """How far weights in float64 may be apart that were summed in another order."""

@@ -216,7 +216,7 @@ def _run(command: list[str]) -> None:
 
 
 def test_the_table_holds_every_objective() -> None:
-    from trimtab.train.recipe import OBJECTIVES as shipped
+    from trimtab.train.reader import OBJECTIVES as shipped
 
     assert set(shipped.values()) == {type(objective) for objective in OBJECTIVES.values()}
 

@@ -152,7 +152,7 @@ def test_a_mistake_is_told_in_one_sentence_and_changes_nothing(mistake: str) -> 
     assert "\n" not in str(told.value)
     assert len(str(told.value)) < 200
     assert differing(before, state(model)) == []
-    assert all(layer.setting.neutral for layer in norm.layers(model).values())
+    assert all(layer.setting == norm.Setting() for layer in norm.layers(model).values())
 
 
 def test_a_refused_model_is_left_stock() -> None:

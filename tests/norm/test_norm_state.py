@@ -178,7 +178,7 @@ def test_freezing_a_branch_stops_its_parameters_only(model: Small) -> None:
     norm.freeze(model, branch="adv")
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {f"bn{i}.branches.adv.{half}" for i in (1, 2) for half in ("weight", "bias")}
-    assert all(layer.setting.neutral for layer in norm.layers(model).values())
+    assert all(layer.setting == norm.Setting() for layer in norm.layers(model).values())
 
 
 def test_freezing_inside_use_is_refused_and_does_nothing(model: Small) -> None:

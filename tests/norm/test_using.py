@@ -53,7 +53,7 @@ def test_a_part_of_a_network_is_steered_alone(model: Small) -> None:
     model.eval()
     with norm.use(model.bn2, source="batch", update=False):
         got = model(x)
-        assert [setting.neutral for setting in settings(model)] == [True, False]
+        assert [setting == norm.Setting() for setting in settings(model)] == [True, False]
     stock = norm.release(copy.deepcopy(model))
     stock.bn2.train()
     assert torch.allclose(got, stock(x))
@@ -81,10 +81,10 @@ def test_a_copy_made_inside_starts_neutral_and_is_apart(model: Small, duplicate:
     wanted = copy.deepcopy(model)(x)
     with norm.use(model, groups=2, branch="adv", source="blend", rho=0.3):
         copied = duplicate(model)
-    assert all(setting.neutral for setting in settings(copied))
+    assert all(setting == norm.Setting() for setting in settings(copied))
     assert torch.equal(copied(x), wanted)
     with norm.use(copied, groups=4):
-        assert all(setting.neutral for setting in settings(model))
+        assert all(setting == norm.Setting() for setting in settings(model))
 
 
 def test_steering_survives_a_change_of_mode_inside(model: Small) -> None:
@@ -102,7 +102,7 @@ def test_observe_collects_what_each_layer_received(model: Small) -> None:
     assert list(seen) == ["bn1", "bn2"]
     assert torch.allclose(seen["bn1"].mean, received.mean((0, 2, 3)))
     assert torch.allclose(seen["bn1"].var, received.var((0, 2, 3), correction=0))
-    assert all(setting.neutral for setting in settings(model))
+    assert all(setting == norm.Setting() for setting in settings(model))
 
 
 def test_names_are_relative_to_what_a_wrapper_wraps(model: Small) -> None:

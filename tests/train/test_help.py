@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from trimtab import train
-from trimtab.train import recipe
+from trimtab.train import reader, recipe
 
 SECTIONS = [
     recipe.Recipe, recipe.Data, recipe.OptimizerConfig, recipe.Schedule, recipe.Norm, recipe.Validation,
@@ -32,12 +32,12 @@ def explained(cls: type) -> set[str]:
     return set(arguments)
 
 
-@pytest.mark.parametrize("cls", [*recipe.OBJECTIVES.values(), *SECTIONS])
+@pytest.mark.parametrize("cls", [*reader.OBJECTIVES.values(), *SECTIONS])
 def test_help_explains_every_field(cls: type) -> None:
     assert explained(cls) == {field.name for field in fields(cls) if field.init}
 
 
-@pytest.mark.parametrize("objective", recipe.OBJECTIVES.values())
+@pytest.mark.parametrize("objective", reader.OBJECTIVES.values())
 def test_help_of_an_objective_shows_its_method_card(objective: type) -> None:
     shown = pydoc.plain(pydoc.render_doc(objective))
     card = (sys.modules[objective.__module__].__doc__ or "").splitlines()

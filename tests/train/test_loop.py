@@ -29,8 +29,8 @@ from trimtab.data import load as load_set
 from trimtab.data.folder import FolderSet, open_folder
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.train._loop import checkpoint
+from trimtab.train._loop.result import _images_of_rank
 from trimtab.train._loop.start import network, training_sets
-from trimtab.train._loop.validate import _images_of_rank
 from trimtab.train.recipe import Data, Norm, OptimizerConfig, Recipe, Schedule, Validation
 from trimtab.types import BadInput, InputSpec
 

@@ -47,14 +47,22 @@ from trimtab.norm.state import (
     restore,
     running,
     set_statistics,
-    shift_gradients,
     snapshot,
     statistics,
     synchronize,
     thaw,
     track_statistics,
 )
-from trimtab.norm.steering import Observations, layers, observe, unobserved, updating_layers, use, zero_shifts
+from trimtab.norm.steering import (
+    Observations,
+    layers,
+    observe,
+    shift_gradients,
+    unobserved,
+    updating_layers,
+    use,
+    zero_shifts,
+)
 from trimtab.norm.surgery import (
     active_branch,
     add_branch,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,17 +24,26 @@ from trimtab.norm._kernels.moments import (
     pool,
     scale_and_offset,
 )
-from trimtab.norm._kernels.parts import Coefficients, Plan, Vectors, normalize_parts
+from trimtab.norm._kernels.parts import Coefficients, Split, Vectors, normalize_parts
 from trimtab.norm._kernels.shifted import is_constant, normalize_shifted
-from trimtab.norm._routing import Part, by_statistics, groups_per_part, route
-from trimtab.norm._update import union, update_running
 from trimtab.norm.moments import blend
-from trimtab.norm.setting import Moments, Shift
-from trimtab.norm.synchronize import pool_processes
+from trimtab.norm.setting import MAIN, Moments, Shift
+from trimtab.norm.synchronize import local_groups, pool_processes
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
-    from trimtab.norm.layer import Steered
+    from trimtab.norm.layer import Holder, Steered
+
+
+class Routed(NamedTuple):
+    """The part of a batch that one branch normalizes."""
+
+    images: int
+    """Number of images."""
+    affine: Holder
+    """Holds gamma and beta."""
+    statistics: Holder
+    """Holds the running statistics."""
 
 
 def steered_pass(layer: Steered, x: Tensor) -> Tensor:
@@ -42,26 +51,26 @@ def steered_pass(layer: Steered, x: Tensor) -> Tensor:
     setting, source, update = layer.setting, layer.source_now(), layer.update_now()
     if (source != "batch" or update is not False) and not layer.keeps_statistics:
         raise BadInput('this layer keeps no running statistics: use source="batch" and update=False')
-    parts = route(layer, len(x))
-    cut = Groups([part.images for part in parts], groups_per_part(layer, parts))
+    parts = _route(layer, len(x))
+    cut = Groups([part.images for part in parts], _groups_per_part(layer, parts))
     needs_moments = update is not False or setting.observe is not None
     if source == "running":
         y, batch = _normalize_by_running(layer, x, parts, cut, needs_moments)
     elif source == "blend" or not _independent(layer, parts):
-        plan = Plan(cut, _coefficients(layer, parts, source))
-        y, batch = normalize_parts(x, plan, _vectors(layer, parts), setting.estimator)
+        split = Split(cut, _coefficients(layer, parts, source))
+        y, batch = normalize_parts(x, split, _vectors(layer, parts), setting.estimator)
     else:
         y, batch = _normalize_by_groups(layer, x, parts, cut, needs_moments)
 
     if update is not False:
-        update_running(layer, parts, batch, update)
+        _update_running(layer, parts, batch, update)
     if setting.observe is not None:
-        setting.observe(union(layer, batch))
+        setting.observe(_union(layer, batch))
     return y
 
 
 def _normalize_by_running(
-    layer: Steered, x: Tensor, parts: list[Part], cut: Groups, needs_moments: bool
+    layer: Steered, x: Tensor, parts: list[Routed], cut: Groups, needs_moments: bool
 ) -> tuple[Tensor, list[Moments]]:
     batch: list[Moments] = []
     if needs_moments:
@@ -76,7 +85,7 @@ def _normalize_by_running(
 
 
 def _normalize_by_groups(
-    layer: Steered, x: Tensor, parts: list[Part], cut: Groups, needs_moments: bool
+    layer: Steered, x: Tensor, parts: list[Routed], cut: Groups, needs_moments: bool
 ) -> tuple[Tensor, list[Moments]]:
     """Normalize each group by its own moments, with the fastest kernel that can."""
     shift, eps = layer.setting.shift, layer.eps
@@ -89,22 +98,22 @@ def _normalize_by_groups(
     return normalize_groups(x, cut, affine, shift, eps)
 
 
-def _independent(layer: Steered, parts: list[Part]) -> bool:
+def _independent(layer: Steered, parts: list[Routed]) -> bool:
     """Whether each group is normalized by its own mean and variance only."""
-    together = len(by_statistics(parts)) < len(parts) or layer.pools_processes()
+    together = len(_by_statistics(parts)) < len(parts) or layer.pools_processes()
     return not together and layer.setting.estimator is None
 
 
-def _vectors(layer: Steered, parts: list[Part]) -> list[Tensor | None]:
+def _vectors(layer: Steered, parts: list[Routed]) -> list[Tensor | None]:
     shift = layer.setting.shift or Shift()
     affine = [half for part in parts for half in (part.affine.weight, part.affine.bias)]
     return [shift.mu, shift.sigma, *affine]
 
 
-def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficients:
+def _coefficients(layer: Steered, parts: list[Routed], source: str) -> Coefficients:
     """Scale and offset of each part as a function of its moments and of `_vectors`."""
     setting, eps = layer.setting, layer.eps
-    together = by_statistics(parts)
+    together = _by_statistics(parts)
     running = {}
     if source == "blend":
         running = {holder: (keep(holder.running_mean), keep(holder.running_var)) for holder, _ in together}
@@ -130,3 +139,66 @@ def _coefficients(layer: Steered, parts: list[Part], source: str) -> Coefficient
         return list(scales), list(offsets)
 
     return coefficients
+
+
+# ---- route the batch to branches --------------------------------------------------------------------
+
+
+def _route(layer: Steered, images: int) -> list[Routed]:
+    """Return the parts that the layer's setting splits a batch of `images` into, in order."""
+    branch = layer.setting.branch or MAIN
+    counts = ((branch, images),) if isinstance(branch, str) else branch
+    each = [count for _, count in counts]
+    if sum(each) != images:
+        raise BadInput(f"the route {' + '.join(map(str, each))} does not add up to the batch of {images}")
+    return [Routed(count, layer.affine_holder(name), layer.statistics_holder(name)) for name, count in counts]
+
+
+def _groups_per_part(layer: Steered, parts: list[Routed]) -> int:
+    """Return the number of groups in each part on this process; refuse parts that cannot be split equally."""
+    groups = layer.setting.groups or 1
+    if layer.pools_processes():
+        groups = local_groups(groups, layer.processes)
+    for part in parts:
+        if part.images % groups:
+            raise BadInput(f"{part.images} images cannot be split into {groups} equal groups")
+    return groups
+
+
+def _by_statistics(parts: list[Routed]) -> list[tuple[Holder, list[int]]]:
+    """Group parts by the holder of their statistics: parts that share one are estimated together."""
+    together: dict[Holder, list[int]] = {}
+    for index, part in enumerate(parts):
+        together.setdefault(part.statistics, []).append(index)
+    return list(together.items())
+
+
+# ---- update running statistics ----------------------------------------------------------------------
+
+
+def _update_running(
+    layer: Steered, parts: list[Routed], batch: list[Moments], update: bool | float | str
+) -> None:
+    """Update the running statistics of every branch that took part, given the moments of each part."""
+    for statistics, members in _by_statistics(parts):
+        _update_holder(layer, statistics, _union(layer, [batch[m] for m in members]), update)
+
+
+def _union(layer: Steered, batch: list[Moments]) -> Moments:
+    """Pool the (groups, C) moments of parts into (C,) moments, over all processes where they are shared."""
+    each = [Moments(*pair, m.n) for m in batch for pair in zip(m.mean, m.var, strict=True)]
+    return pool_processes(pool(each), layer.processes) if layer.pools_processes() else pool(each)
+
+
+@torch.no_grad()
+def _update_holder(layer: Steered, holder: Holder, batch: Moments, update: bool | float | str) -> None:
+    if holder.num_batches_tracked is not None:
+        holder.num_batches_tracked.add_(1)
+    momentum: Any = layer.momentum if update is True else update
+    if momentum is None or momentum == "average":
+        if holder.num_batches_tracked is None:
+            raise BadInput("this layer counts no batches, so it cannot average over them: give a momentum")
+        momentum = 1.0 / holder.num_batches_tracked.to(holder.running_mean.dtype)
+    unbiased = batch.var * (batch.n / max(batch.n - 1, 1))
+    holder.running_mean.lerp_(batch.mean.to(holder.running_mean.dtype), momentum)
+    holder.running_var.lerp_(unbiased.to(holder.running_var.dtype), momentum)

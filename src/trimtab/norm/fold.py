@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -180,7 +179,7 @@ def _frozen_copy(model: nn.Module) -> nn.Module:
     frozen = fast_deepcopy(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
         # A copy starts neutral; this one, and copies of it, keep the model's setting, unobserved.
-        layer.rest = layer.setting = replace(original.setting, observe=None)
+        layer.rest = layer.setting = original.setting._replace(observe=None)
     for parameter in frozen.parameters():
         parameter.requires_grad_(False)
     return frozen.eval()

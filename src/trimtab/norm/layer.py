@@ -145,18 +145,18 @@ class Steered(Holder):
         """Return whether the stock forward pass can take this batch."""
         if isinstance(self, nn.SyncBatchNorm) and self.training:
             alone = not dist.is_available() or not dist.is_initialized()
-            return self.setting.neutral and (
+            return self.setting == NEUTRAL and (
                 alone or (self.synchronized and input.is_cuda)
             )  # it refuses others
-        return self.setting.neutral and not self.pools_processes()
+        return self.setting == NEUTRAL and not self.pools_processes()
 
     # ---- copies ---------------------------------------------------------------------------------------
 
     def __fingerprint__(self) -> tuple[type[nn.Module], dict[str, Any]]:
         """The stock class and its attributes: steering changes nothing, a frozen setting does."""
         state = {name: value for name, value in vars(self).items() if name not in ("setting", "synchronized")}
-        rest = {name: knob for name, knob in vars(state.pop("rest")).items() if knob is not None}
-        return self.stock_class, state if self.rest.neutral else state | {"rest": rest}
+        rest = {name: knob for name, knob in state.pop("rest")._asdict().items() if knob is not None}
+        return self.stock_class, state if self.rest == NEUTRAL else state | {"rest": rest}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = self.__dict__ | {"setting": self.rest}

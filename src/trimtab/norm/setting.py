@@ -12,12 +12,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
-
-from trimtab.types import BadInput
 
 Route = tuple[tuple[str, int], ...]
 """Parts of the batch in order: (branch, number of images)."""
@@ -46,8 +44,7 @@ class Shift:
     """Whether gradients flow through the mean and std that multiply delta_mu (APART, Eq. 3)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Setting:
+class Setting(NamedTuple):
     """What one layer does in its next forward pass. Replaced by `use`, never changed."""
 
     branch: str | Route | None = None
@@ -69,32 +66,7 @@ class Setting:
     """Estimates the batch's moments; mean and variance if None (`robust_moments` is another)."""
     observe: Callable[[Moments], None] | None = None
     """Called with the batch's moments in each pass; set by `norm.observe`."""
-    neutral: bool = field(init=False)
-    """True if no knob is set: the layer runs the stock forward pass."""
-
-    def __post_init__(self) -> None:
-        knobs = vars(self).values()  # `neutral` is not among them yet
-        object.__setattr__(self, "neutral", all(knob is None for knob in knobs))
-        if self.source not in (None, "batch", "running", "blend"):
-            raise BadInput(f'source must be "batch", "running", "blend" or None, found {self.source!r}')
-        if self.source == "blend" and self.rho is None:
-            raise BadInput('source="blend" needs rho, the weight of the batch between 0 and 1')
-        if self.rho is not None and not 0 <= self.rho <= 1:
-            raise BadInput(f"rho must lie in [0, 1], found {self.rho!r}")
-        if self.blend_of not in (None, "std", "var", "pooled"):
-            raise BadInput(f'blend_of must be "std", "var" or "pooled", found {self.blend_of!r}')
-        if isinstance(self.update, str) and self.update != "average":
-            raise BadInput(
-                f'update must be True, False, a momentum, "average" or None, found {self.update!r}'
-            )
-        if (
-            isinstance(self.update, int | float)
-            and not isinstance(self.update, bool)
-            and not 0 < self.update <= 1
-        ):
-            raise BadInput(f"a momentum must lie in (0, 1], found {self.update!r}; False updates nothing")
-        if self.groups is not None and (not isinstance(self.groups, int) or self.groups < 1):
-            raise BadInput(f"groups must be a whole number from 1 up, found {self.groups!r}")
 
 
 NEUTRAL = Setting()
+"""No knob is turned: the layer runs the stock forward pass."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from trimtab._clone import fast_deepcopy
 from trimtab._mode import evaluation_mode
 from trimtab.norm._kernels.moments import pool
 from trimtab.norm.moments import blend
-from trimtab.norm.setting import MAIN, NEUTRAL, Moments, Shift
-from trimtab.norm.steering import Observations, at_rest, layers, observe, steered_layers, use
+from trimtab.norm.setting import MAIN, NEUTRAL, Moments
+from trimtab.norm.steering import at_rest, layers, observe, steered_layers, use
 from trimtab.norm.surgery import STATISTICS
 from trimtab.types import BadInput
 
@@ -146,7 +145,7 @@ def clone(model: nn.Module) -> nn.Module:
     """Return a copy that keeps the active branch: it stays active in the copy until `thaw`."""
     copy = fast_deepcopy(model)
     for layer, original in zip(layers(copy).values(), layers(model).values(), strict=True):
-        layer.rest = layer.setting = replace(original.rest, branch=original.setting.branch)
+        layer.rest = layer.setting = original.rest._replace(branch=original.setting.branch)
     return copy
 
 
@@ -182,7 +181,7 @@ def freeze(model: nn.Module, branch: str | None = None) -> nn.Module:
     """
     for layer in at_rest(model).values() if branch is None else ():
         source = "running" if layer.keeps_statistics else None
-        layer.rest = layer.setting = replace(layer.rest, source=source, update=False)
+        layer.rest = layer.setting = layer.rest._replace(source=source, update=False)
     for parameter in affine_parameters(model, branch):
         parameter.requires_grad_(False)
     return model
@@ -218,56 +217,6 @@ def affine_parameters(model: nn.Module, branch: str | None = None) -> list[nn.Pa
     if branch is not None and not parameters:
         raise BadInput(f"no layer has parameters of a branch {branch!r}")
     return parameters
-
-
-def shift_gradients(
-    model: nn.Module, seen: Observations, gradients: dict[nn.Parameter, Tensor], tolerance: float = 0.0
-) -> dict[str, Shift]:
-    """Return the gradient with respect to a zero shift, from the affine gradients of the same pass.
-
-    With xhat = (x - mu) / sigma, y = gamma (1 + d_sigma)(xhat - d_mu mu / sigma) + beta gives at d = 0
-        dL/d(d_sigma) = gamma dL/d(gamma),    dL/d(d_mu) = -(gamma mu / sigma) dL/d(beta),
-    so that a pass of the stock fused kernel is enough.
-
-    Where a gradient is zero in exact arithmetic (the mean of a layer whose output another layer normalizes),
-    only rounding errors remain; `tolerance` sets them to zero.
-
-    Args:
-        model: A steered model.
-        seen: What `observe` collected in that pass, in which every layer ran once: the gradients of two calls
-            cannot be separated.
-        gradients: Gradients of that pass by parameter; gamma and beta of every layer must be among them.
-        tolerance: Values below `tolerance` times the layer's largest affine gradient are set to zero.
-
-    Returns:
-        A `Shift` per layer that holds the two gradients.
-    """
-    shifts = {}
-    for name, layer in layers(model).items():
-        affine = layer.affine_holder(layer.branch_now())
-        if (
-            affine.weight is None
-            or affine.bias is None
-            or not {affine.weight, affine.bias} <= gradients.keys()
-        ):
-            raise BadInput(
-                f"{name} has no affine gradient to compute the shift's from: let gamma and beta train, or "
-                "differentiate zero_shifts(model)"
-            )
-        if seen.calls[name] != 1 or not isinstance(layer.setting.branch or MAIN, str):
-            raise BadInput(
-                f"{name} normalized {seen.calls[name]} times, or for several branches, in one pass: its "
-                "shift's gradient cannot be separated; differentiate zero_shifts(model)"
-            )
-        gamma, batch = affine.weight.detach(), seen[name]
-        ratio = batch.mean / (batch.var + layer.eps).sqrt()
-        by_mean, by_std = gamma * gradients[affine.bias], gamma * gradients[affine.weight]
-        pair = torch.stack([-ratio * by_mean, by_std])
-        if tolerance:
-            least = tolerance * torch.maximum(by_mean.abs().max(), by_std.abs().max())
-            pair = pair.where(pair.abs() >= least, 0.0)
-        shifts[name] = Shift(*pair)
-    return shifts
 
 
 def track_statistics(model: nn.Module) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from trimtab.norm._kernels.moments import pool
 from trimtab.norm.layer import Steered
-from trimtab.norm.setting import MAIN, Moments, Route, Shift
+from trimtab.norm.setting import MAIN, Moments, Route, Setting, Shift
 from trimtab.types import BadInput, number, whole
 
 _INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "inherit"})()
@@ -103,6 +102,7 @@ def use(
         "estimator": estimator,
     }
     knobs = {name: value for name, value in knobs.items() if value is not _INHERIT}
+    _check_knobs(Setting(**knobs))
     sources = {layer.setting.source for layer in steered.values()} if source is _INHERIT else {source}
     alike = (sources == {"batch"} and rho == 1) or (sources == {"running"} and rho == 0)
     if rho not in (_INHERIT, None) and "blend" not in sources and not alike:
@@ -113,10 +113,12 @@ def use(
         knobs["branch"] = _checked_branch(branch, steered)
     shifts = _checked_shifts(shift, steered)
 
-    settings = {
-        name: replace(layer.setting, **knobs, **({} if shifts is _INHERIT else {"shift": shifts.get(name)}))
+    settings: dict[str, Setting] = {
+        name: layer.setting._replace(**knobs, **({} if shifts is _INHERIT else {"shift": shifts.get(name)}))
         for name, layer in steered.items()
     }
+    if ("blend", None) in [(setting.source, setting.rho) for setting in settings.values()]:
+        raise BadInput('source="blend" needs rho, the weight of the batch between 0 and 1')
     with _set(steered, settings):
         yield
 
@@ -148,7 +150,7 @@ def observe(module: nn.Module) -> Iterator[Observations]:
     steered = steered_layers(module)
     seen = Observations()
     settings = {
-        name: replace(layer.setting, observe=partial(seen.note, name)) for name, layer in steered.items()
+        name: layer.setting._replace(observe=partial(seen.note, name)) for name, layer in steered.items()
     }
     with _set(steered, settings):
         yield seen
@@ -157,7 +159,7 @@ def observe(module: nn.Module) -> Iterator[Observations]:
 def unobserved(module: nn.Module) -> AbstractContextManager[None]:
     """Hide the passes inside the block from an `observe` around it."""
     steered = layers(module)
-    return _set(steered, {name: replace(layer.setting, observe=None) for name, layer in steered.items()})
+    return _set(steered, {name: layer.setting._replace(observe=None) for name, layer in steered.items()})
 
 
 @contextmanager
@@ -183,6 +185,75 @@ def zero_shifts(module: nn.Module, requires_grad: bool = False) -> dict[str, Shi
         )
 
     return {name: Shift(zeros(layer), zeros(layer)) for name, layer in layers(module).items()}
+
+
+def shift_gradients(
+    model: nn.Module, seen: Observations, gradients: dict[nn.Parameter, Tensor], tolerance: float = 0.0
+) -> dict[str, Shift]:
+    """Return the gradient with respect to a zero shift, from the affine gradients of the same pass.
+
+    With xhat = (x - mu) / sigma, y = gamma (1 + d_sigma)(xhat - d_mu mu / sigma) + beta gives at d = 0
+        dL/d(d_sigma) = gamma dL/d(gamma),    dL/d(d_mu) = -(gamma mu / sigma) dL/d(beta),
+    so that a pass of the stock fused kernel is enough.
+
+    Where a gradient is zero in exact arithmetic (the mean of a layer whose output another layer normalizes),
+    only rounding errors remain; `tolerance` sets them to zero.
+
+    Args:
+        model: A steered model.
+        seen: What `observe` collected in that pass, in which every layer ran once: the gradients of two calls
+            cannot be separated.
+        gradients: Gradients of that pass by parameter; gamma and beta of every layer must be among them.
+        tolerance: Values below `tolerance` times the layer's largest affine gradient are set to zero.
+
+    Returns:
+        A `Shift` per layer that holds the two gradients.
+    """
+    shifts = {}
+    for name, layer in layers(model).items():
+        affine = layer.affine_holder(layer.branch_now())
+        if (
+            affine.weight is None
+            or affine.bias is None
+            or not {affine.weight, affine.bias} <= gradients.keys()
+        ):
+            raise BadInput(
+                f"{name} has no affine gradient to compute the shift's from: let gamma and beta train, or "
+                "differentiate zero_shifts(model)"
+            )
+        if seen.calls[name] != 1 or not isinstance(layer.setting.branch or MAIN, str):
+            raise BadInput(
+                f"{name} normalized {seen.calls[name]} times, or for several branches, in one pass: its "
+                "shift's gradient cannot be separated; differentiate zero_shifts(model)"
+            )
+        gamma, batch = affine.weight.detach(), seen[name]
+        ratio = batch.mean / (batch.var + layer.eps).sqrt()
+        by_mean, by_std = gamma * gradients[affine.bias], gamma * gradients[affine.weight]
+        pair = torch.stack([-ratio * by_mean, by_std])
+        if tolerance:
+            least = tolerance * torch.maximum(by_mean.abs().max(), by_std.abs().max())
+            pair = pair.where(pair.abs() >= least, 0.0)
+        shifts[name] = Shift(*pair)
+    return shifts
+
+
+def _check_knobs(knobs: Setting) -> None:
+    if knobs.source not in (None, "batch", "running", "blend"):
+        raise BadInput(f'source must be "batch", "running", "blend" or None, found {knobs.source!r}')
+    if knobs.rho is not None and not 0 <= knobs.rho <= 1:
+        raise BadInput(f"rho must lie in [0, 1], found {knobs.rho!r}")
+    if knobs.blend_of not in (None, "std", "var", "pooled"):
+        raise BadInput(f'blend_of must be "std", "var" or "pooled", found {knobs.blend_of!r}')
+    if isinstance(knobs.update, str) and knobs.update != "average":
+        raise BadInput(f'update must be True, False, a momentum, "average" or None, found {knobs.update!r}')
+    if (
+        isinstance(knobs.update, int | float)
+        and not isinstance(knobs.update, bool)
+        and not 0 < knobs.update <= 1
+    ):
+        raise BadInput(f"a momentum must lie in (0, 1], found {knobs.update!r}; False updates nothing")
+    if knobs.groups is not None and (not isinstance(knobs.groups, int) or knobs.groups < 1):
+        raise BadInput(f"groups must be a whole number from 1 up, found {knobs.groups!r}")
 
 
 def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | None:

@@ -6,6 +6,7 @@ steered layers, differentiable, weighted by each rank's count, on any backend of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,40 @@ Group = Any
 def world_size(group: Group = None) -> int:
     """Return the number of processes in a group; 1 if none is initialized."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+@torch.no_grad()
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by their means over all processes, in one all-reduce; a single process keeps them."""
+    processes = world_size()
+    if processes > 1 and tensors:
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        dist.all_reduce(flat)
+        for t, mean in zip(tensors, flat.div_(processes).split([t.numel() for t in tensors]), strict=True):
+            t.copy_(mean.view(t.shape))
+
+
+@torch.no_grad()
+def gather(x: Tensor) -> Tensor:
+    """Return the batches of all processes as one, in the order of ranks."""
+    if world_size() == 1:
+        return x
+    batches = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    dist.all_gather(batches, x.contiguous())
+    return torch.cat(batches)
+
+
+@torch.no_grad()
+def first_process(value: Tensor) -> Tensor:
+    """Return the tensor of the first process in all processes."""
+    if world_size() > 1:
+        dist.broadcast(value, 0)
+    return value
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def pool_processes(local: Moments, group: Group = None) -> Moments:

@@ -41,7 +41,7 @@ from trimtab.attacks import guard
 from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut, drop_norm, same_in_both_modes
 from trimtab.norm.steering import innermost
-from trimtab.train._loop.processes import average
+from trimtab.norm.synchronize import average
 from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, method_card
 from trimtab.train.mixture import ensure_branch, require_branch
 from trimtab.types import BadInput, radius

@@ -24,6 +24,7 @@ Beware    at equal cost the paper's own comparison is mixed: on ImageNet APART a
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,8 +33,7 @@ from torch import Tensor, nn
 
 from trimtab import norm, rng
 from trimtab.attacks import RandomSign
-from trimtab.norm.synchronize import local_groups, world_size
-from trimtab.train._loop.processes import gather, rank
+from trimtab.norm.synchronize import gather, local_groups, rank, world_size
 from trimtab.train.base import (
     Objective,
     Parts,
@@ -126,14 +126,12 @@ class APART(Objective):
     def run(self, step: Step) -> Parts:
         _require_batch_statistics(step.model)
         m = len(step.x) * world_size()
-        n = self.images(m)
+        n, groups = self.images(m), self._groups(step.model)
         with isolated_gradients(step.model) as phi:
             loss, logits, statistics = self._first_pass(step, m / (m + n))  # g_phi and g_theta at theta = 0
             theta = self._attack(step, statistics, phi)  # theta = eps sign(g_theta)
-            delta = ascent_in_ball(phi, float(self.sam_rho)) if self.sam_rho else [None] * len(phi)
             x, y = subset(step.x, step.y, n, step.seed)
-            groups = self._groups(step.model)
-            with moved_weights(phi, delta), norm.use(step.model, shift=theta, groups=groups, update=False):
+            with self._attacked_weights(phi), norm.use(step.model, shift=theta, groups=groups, update=False):
                 defended = step.loss(step.model(x), y, self.label_smoothing)
                 step.backward(n / (m + n) * defended, True)  # adds h_phi
         loss_weights = {"loss": m / (m + n), "defended_loss": n / (m + n)}
@@ -164,6 +162,9 @@ class APART(Objective):
             }
         through = not self.stop_gradient
         return {name: norm.Shift(d.mu, d.sigma, through) for name, d in corners.items()}
+
+    def _attacked_weights(self, phi: list[nn.Parameter]) -> AbstractContextManager[None]:
+        return moved_weights(phi, ascent_in_ball(phi, float(self.sam_rho))) if self.sam_rho else nullcontext()
 
     def _groups(self, model: nn.Module) -> int:
         pooled = any(layer.synchronized for layer in norm.layers(model).values())

@@ -28,9 +28,8 @@ from torch.optim import Optimizer
 
 from trimtab import attacks, norm, rng
 from trimtab.norm.steering import innermost
-from trimtab.norm.synchronize import world_size
+from trimtab.norm.synchronize import average, first_process, rank, world_size
 from trimtab.runtime import check_classes, require_logits
-from trimtab.train._loop.processes import average, first_process, rank
 from trimtab.types import BadInput
 
 Backward = Callable[[Tensor, bool], None]
@@ -90,7 +89,7 @@ class Step:
     """Class numbers (N,), or probabilities (N, classes) where labels were mixed."""
     backward: Backward
     seed: int
-    ids: list[int]
+    ids: Sequence[int]
     user_loss: Loss | None = None
     attack_cache: dict[int, Tensor] = field(default_factory=dict)
     """The images of each attack: an objective that runs another one twice attacks only once."""
@@ -211,9 +210,9 @@ class Objective:
         norm.steer(model)
         if seed is None:
             seed = int(first_process(torch.randint(2**62, (1,)).to(x.device)))
-        if ids is None:
-            ids = range(rank() * len(x), (rank() + 1) * len(x))
-        step = Step(model, x, y, backward or _backward_of(model), seed, rng.ids_of(x, ids), loss)
+        first = rank() * len(x)
+        ids = range(first, first + len(x)) if ids is None else rng.ids_of(x, ids)
+        step = Step(model, x, y, backward or _backward_of(model), seed, ids, loss)
         parts = self.run(step)
         if not model.training:
             warnings.warn(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trimtab.norm._kernels.moments import Line, line, moments
+from trimtab.norm._kernels.moments import TiltedLine, moments, tilted_line
 from trimtab.norm.setting import Moments, Shift
 from trimtab.types import BadInput
 
@@ -42,7 +42,7 @@ class Groups(NamedTuple):
 
     def parts(self, *columns: Tensor | Sequence[Any]) -> Any:
         """Iterate over the parts: batches are split, lists taken as they are."""
-        return zip(*(self.of_parts(c) if isinstance(c, Tensor) else c for c in columns), strict=True)
+        return zip(*[self.of_parts(c) if isinstance(c, Tensor) else c for c in columns], strict=True)
 
     def of_parts(self, x: Tensor) -> Sequence[Tensor]:
         """Split a batch into its parts."""
@@ -62,12 +62,12 @@ def normalize_groups(
     """
     with torch.no_grad():
         seen = take_moments(x, cut, moments)
-    if any(m.n == 1 for m in seen):
+    if 1 in [m.n for m in seen]:
         raise BadInput(NO_STD)
-    lines = [line(m.mean[0], *pair, shift) for m, pair in zip(seen, affine_of, strict=True)]
+    lines = [tilted_line(m.mean[0], *pair, shift) for m, pair in zip(seen, affine_of, strict=True)]
     if torch.compiler.is_compiling():
         return plain(x, cut, lines, eps), seen
-    y: Tensor = _Grouped.apply(cut, seen, eps, x, *(value for coef in lines for value in coef))
+    y: Tensor = _Grouped.apply(cut, seen, eps, x, *[value for coef in lines for value in coef])
     return y, seen
 
 
@@ -91,7 +91,7 @@ def affine(part: Tensor, scale: Tensor, offset: Tensor, cut: Groups, out: Tensor
     torch.addcmul(over(offset, part), cut.within(part), over(scale, part), out=cut.within(out))
 
 
-def plain(x: Tensor, cut: Groups, lines: Sequence[Line], eps: float) -> Tensor:
+def plain(x: Tensor, cut: Groups, lines: Sequence[TiltedLine], eps: float) -> Tensor:
     """Normalize in ordinary operations: the definition of what the fused passes compute."""
     ys = []
     for part, coef, m in cut.parts(x, lines, take_moments(x, cut, moments)):
@@ -111,9 +111,11 @@ class _Grouped(torch.autograd.Function):
     def forward(ctx: Any, cut: Groups, seen: list[Moments], eps: float, x: Tensor, *flat: Any) -> Tensor:
         ctx.cut, ctx.eps, ctx.taken = cut, eps, []
         ctx.through = flat[3::4]
-        ctx.save_for_backward(x, *(value for value in flat if not isinstance(value, bool)))
+        ctx.save_for_backward(x, *[value for value in flat if not isinstance(value, bool)])
         y = torch.empty_like(x, dtype=seen[0].mean.dtype)
-        for part, out, coef, m in cut.parts(x, y, list(map(Line, *(flat[k::4] for k in range(4)))), seen):
+        for part, out, coef, m in cut.parts(
+            x, y, list(map(TiltedLine, *[flat[k::4] for k in range(4)])), seen
+        ):
             rate = (m.var + eps).rsqrt()
             ratio, scale = m.mean * rate, coef.gamma * rate
             lean = coef.gamma if coef.tilt is None else coef.gamma - coef.tilt
@@ -125,7 +127,7 @@ class _Grouped(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *vectors = ctx.saved_tensors
         vectors = separate_nodes(vectors) if torch.is_grad_enabled() else vectors
-        lines = list(map(Line, *(vectors[k::3] for k in range(3)), ctx.through))
+        lines = list(map(TiltedLine, *[vectors[k::3] for k in range(3)], ctx.through))
         if torch.is_grad_enabled():  # second derivatives
             y = plain(x, ctx.cut, lines, ctx.eps)
             inputs = [x, *(value for coef in lines for value in coef)]
@@ -134,7 +136,7 @@ class _Grouped(torch.autograd.Function):
         return None, None, None, *_fused_backward(ctx, x, lines, grads[0])
 
 
-def _fused_backward(ctx: Any, x: Tensor, lines: list[Line], dy: Tensor) -> list[Tensor | None]:
+def _fused_backward(ctx: Any, x: Tensor, lines: list[TiltedLine], dy: Tensor) -> list[Tensor | None]:
     cut: Groups = ctx.cut
     dx = torch.empty_like(x, dtype=ctx.taken[0][-1].dtype) if ctx.needs_input_grad[3] else None
     d_vectors: list[Tensor | None] = []

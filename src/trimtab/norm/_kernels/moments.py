@@ -72,7 +72,7 @@ def normalize_by_batch(
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
-    gamma, beta = (None if half is None else half.to(dtype) for half in (weight, bias))
+    gamma, beta = [None if half is None else half.to(dtype) for half in (weight, bias)]
     # With momentum 1 the "running" buffers that the kernel writes are the batch's own moments.
     y = F.batch_norm(x, mean, var, gamma, beta, True, 1.0, eps)
     return y, [Moments(mean[None], var[None] * ((n - 1) / n), n)]
@@ -109,7 +109,7 @@ def scale_and_offset(
     return scale, beta + scale * (center - mean)
 
 
-class Line(NamedTuple):
+class TiltedLine(NamedTuple):
     """A layer's output gamma h + beta + tilt r, where h = (x - mean) / sigma and r = mean / sigma."""
 
     gamma: Tensor
@@ -120,23 +120,23 @@ class Line(NamedTuple):
     """Whether r has a gradient."""
 
 
-def line(like: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None) -> Line:
+def tilted_line(like: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None) -> TiltedLine:
     """Return the coefficients of a layer whose statistics are shifted."""
     gamma = torch.ones_like(like) if weight is None else weight.to(like.dtype)
     beta = torch.zeros_like(like) if bias is None else bias.to(like.dtype)
     if shift is None:
-        return Line(gamma, beta, None, False)
+        return TiltedLine(gamma, beta, None, False)
     if shift.sigma is not None:
         gamma = gamma * (1 + shift.sigma.to(like.dtype))
     tilt = None if shift.mu is None else -gamma * shift.mu.to(like.dtype)
-    return Line(gamma, beta, tilt, shift.through)
+    return TiltedLine(gamma, beta, tilt, shift.through)
 
 
 def shifted(
     mean: Tensor, sigma: Tensor, weight: Tensor | None, bias: Tensor | None, shift: Shift | None
 ) -> tuple[Tensor, Tensor]:
     """Return the gamma and beta with which a layer computes what shifted statistics would."""
-    gamma, beta, tilt, through = line(mean, weight, bias, shift)
+    gamma, beta, tilt, through = tilted_line(mean, weight, bias, shift)
     if tilt is not None:
         ratio = mean / sigma
         beta = beta + tilt * (ratio if through else ratio.detach())

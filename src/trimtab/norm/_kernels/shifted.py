@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trimtab.norm._kernels.groups import NO_STD, Groups, gradients, plain, separate_nodes
-from trimtab.norm._kernels.moments import line, moments
+from trimtab.norm._kernels.moments import moments, tilted_line
 from trimtab.norm.setting import Moments, Shift
 from trimtab.types import BadInput
 
@@ -71,7 +71,7 @@ class _Shifted(torch.autograd.Function):
         seen, shift, eps, rate, scale = ctx.taken
         if torch.is_grad_enabled():  # second derivatives
             weight, bias = separate_nodes([weight, bias])
-            coef = line(seen.mean, weight, bias, shift)
+            coef = tilted_line(seen.mean, weight, bias, shift)
             y = plain(x, Groups([len(x)], 1), [coef], eps)
             return None, None, None, *gradients([y], [x, weight, bias], [dy], ctx.needs_input_grad[3:], True)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[3:]

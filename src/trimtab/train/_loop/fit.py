@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -12,15 +14,14 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from trimtab import norm
+from trimtab.norm.synchronize import world_size
 from trimtab.runtime import require_usable
 from trimtab.train._loop import checkpoint, runs
 from trimtab.train._loop.callbacks import Callback, Diverged
 from trimtab.train._loop.checkpoint import TrainingState
-from trimtab.train._loop.ema import initial_average
 from trimtab.train._loop.loop import run_epochs
-from trimtab.train._loop.processes import translate_lost_process
+from trimtab.train._loop.result import initial_average
 from trimtab.train._loop.runs import Run
-from trimtab.train._loop.saving import save
 from trimtab.train._loop.start import (
     Engine,
     broadcast_model,
@@ -63,11 +64,11 @@ def fit(
     recipe = read_recipe(runs.plain_recipe(recipe))  # as written to its file, from which the run is resumed
     fabric = (engine or Engine()).start(recipe.precision)
     run = _create(fabric, recipe, folder)
-    with torch.random.fork_rng(enabled=True), translate_lost_process(run.folder):
+    with torch.random.fork_rng(enabled=True), _translate_lost_process(run.folder):
         work = None
         try:
             work = _start(fabric, run, model, data)
-            save(work)
+            work.save()
             return run_epochs(work, callbacks)
         except BadInput as problem:
             started = work is not None and work.progress.step > 0
@@ -102,7 +103,7 @@ def resume(
         raise BadInput(
             f"{run.folder / 'recipe.yaml'} has changed since the run started; restore it, or start a new run"
         )
-    with torch.random.fork_rng(enabled=True), translate_lost_process(run.folder):
+    with torch.random.fork_rng(enabled=True), _translate_lost_process(run.folder):
         work = _start(fabric, run, model, data)
         progress = checkpoint.load(run.last, work.model, work.optimizer, work.ema)
         _check_metrics(run, progress)
@@ -163,3 +164,20 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
     loader = loader_for(fabric, train_set, recipe)
     progress = TrainingState(data=fingerprint(train_set), recipe=recipe.digest)
     return Work(fabric, run, model, optimizer, stepper, loader, held_out, ema, trainable, progress)
+
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe")
+"""Messages of torch's backends after another process has ended."""
+
+
+@contextmanager
+def _translate_lost_process(folder: Path) -> Iterator[None]:
+    """Replace the error of torch after another process has ended by a BadInput that says how to continue."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if world_size() == 1 or not any(words in str(problem) for words in _LOST):
+            raise
+        started = (folder / "recipe.yaml").exists()
+        advice = f"resume with --resume {quote(str(folder))}" if started else "start it again"
+        raise BadInput(f"another process of this run has ended; fix the cause, then {advice}") from None

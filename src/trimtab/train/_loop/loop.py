@@ -21,13 +21,11 @@ from torch import Tensor, nn
 from trimtab import rng
 from trimtab.data import Batch
 from trimtab.norm.moments import widest
+from trimtab.norm.synchronize import average
 from trimtab.train._loop import checkpoint, runs
 from trimtab.train._loop.callbacks import Callback, Event, first_nonfinite, signals
-from trimtab.train._loop.ema import chosen_network, current_network, update_average
-from trimtab.train._loop.processes import average
+from trimtab.train._loop.result import chosen_network, current_network, update_average, validate
 from trimtab.train._loop.runs import Run
-from trimtab.train._loop.saving import asked_to_stop, diverged, save, stop, write_once
-from trimtab.train._loop.validate import validate
 from trimtab.train._loop.work import Work, norm_policy, parts_of
 from trimtab.train.optimizers import rate
 
@@ -51,13 +49,13 @@ def _epochs(work: Work, callbacks: Sequence[Callback]) -> Run:
                     values = _step(work, batch)
                     _notify(callbacks, "step", work, epoch, values)
                     within = work.progress.step % work.per_epoch  # the end of an epoch saves anyway
-                    if within and asked_to_stop(work, caught):
-                        stop(work, caught)
+                    if within and work.asked_to_stop(caught):
+                        work.stop(caught)
                     if within and work.progress.step % (work.recipe.checkpoint_steps or work.total) == 0:
-                        save(work)
+                        work.save()
             result = _end_epoch(work, epoch, callbacks)
-            if asked_to_stop(work, caught):
-                stop(work, caught)
+            if work.asked_to_stop(caught):
+                work.stop(caught)
         return _finish(work, callbacks, result)
 
 
@@ -92,7 +90,7 @@ def _step(work: Work, batch: Batch) -> dict[str, float]:
     average(list(means.values()))
     losses = {name: float(mean) for name, mean in means.items()}
     if not all(map(math.isfinite, losses.values())):
-        raise diverged(work, first_nonfinite(work.model, parts_of(work, batch)[0][0]))
+        raise work.diverged(first_nonfinite(work.model, parts_of(work, batch)[0][0]))
     if recipe.clip is not None:
         fabric.clip_gradients(work.model, work.stepper, max_norm=recipe.clip, error_if_nonfinite=False)
     work.stepper.step()
@@ -117,14 +115,14 @@ def _end_epoch(work: Work, epoch: int, callbacks: Sequence[Callback]) -> nn.Modu
         score = row.get(recipe.validation.choose)
         if score is not None and (progress.best is None or score > progress.best):
             progress.best, progress.waited = score, 0
-            write_once(work, lambda: checkpoint.save_weights(work.run.best, result))
+            work.write_once(lambda: checkpoint.save_weights(work.run.best, result))
         elif score is not None:
             progress.waited += 1
     row |= _notify(callbacks, "epoch", work, epoch, row, result)
     if work.fabric.is_global_zero:
         progress.metrics_bytes = work.run.add_metrics(row, progress.metrics_bytes)
         progress.metrics_digest = work.run.metrics_digest(progress.metrics_bytes)
-    save(work)
+    work.save()
     return result
 
 

@@ -1,12 +1,15 @@
-"""The state of a running training, and what training and its moving average share."""
+"""The state of a running training: saved by one process, ended early by signals and losses that diverge."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,10 +17,14 @@ from torch.optim import Optimizer
 from trimtab import norm
 from trimtab.data import Batch, Images
 from trimtab.data.loader import Loader
+from trimtab.norm.synchronize import average
+from trimtab.train._loop import checkpoint
+from trimtab.train._loop.callbacks import Diverged, Stopped
 from trimtab.train._loop.checkpoint import TrainingState
 from trimtab.train._loop.runs import Run
 from trimtab.train.base import Objective
 from trimtab.train.recipe import Recipe
+from trimtab.types import BadInput
 
 
 @dataclass
@@ -68,6 +75,43 @@ class Work:
         """Whether all epochs are done, or the patience is used up."""
         patience = self.recipe.validation.patience
         return self.progress.step >= self.total or (patience is not None and self.progress.waited >= patience)
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.write_once(
+            lambda: checkpoint.save(self.run.last, self.progress, self.model, self.optimizer, self.ema)
+        )
+
+    def write_once(self, write: Callable[[], None]) -> None:
+        """Call `write` in the first process; if that fails, raise its error in all processes."""
+        problem: BadInput | None = None
+        if self.fabric.is_global_zero:
+            try:
+                write()
+            except checkpoint.NotFinite as nonfinite:
+                problem = self.diverged(f"{str(nonfinite)!r} is no longer finite")
+            except BadInput as error:
+                problem = error
+        problem = self.fabric.broadcast(problem)
+        if problem is not None:
+            raise problem
+
+    def diverged(self, why: str) -> Diverged:
+        """Return the error for a loss or weights that are no longer finite, with advice."""
+        advice = "lower the learning rate, use warmup or clip gradients"
+        saved = f"the last good checkpoint is {self.run.last}; {advice}"
+        return Diverged(f"training diverged in step {self.progress.step}: {why}; {saved}")
+
+    def asked_to_stop(self, caught: list[int]) -> bool:
+        """Return whether any process got a signal; all processes return the same."""
+        asked = torch.tensor([float(bool(caught))], device=self.fabric.device)
+        average([asked])
+        return bool(asked > 0)
+
+    def stop(self, caught: list[int]) -> None:
+        """Save, and end the process with the exit code of the signal."""
+        self.save()
+        raise Stopped(128 + (caught[0] if caught else signal.SIGTERM), self.run.folder)
 
 
 def parts_of(work: Work, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -1,17 +1,26 @@
-"""The moving average of a network's weights, with recalibrated norm statistics."""
+"""The network of an epoch: itself or its moving average, its accuracy on held-out images, the choice."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from trimtab import norm, rng
+from trimtab.data import Batch, Images
+from trimtab.measure import Accuracy, accuracy
+from trimtab.norm.synchronize import average
 from trimtab.train._loop import checkpoint
 from trimtab.train._loop.work import Work, norm_policy, parts_of
+from trimtab.train.recipe import Recipe
 
+BATCH = 256
+"""Images per batch of a validation."""
 RECALIBRATION = 32
 """Number of batches from which the norm statistics of an averaged network are estimated."""
 
@@ -71,3 +80,30 @@ def _recalibrate(work: Work, result: nn.Module) -> None:
             with norm.use(updating, update=1 / (1 + number)), work.fabric.autocast():
                 work.objective(result, x, y, seed=rng.key(recipe.seed, number), ids=ids)
     result.zero_grad()
+
+
+def validate(fabric: Fabric, model: nn.Module, held_out: Images | None, recipe: Recipe) -> dict[str, float]:
+    """Return clean accuracy, and robust accuracy under the attack of the recipe, over all processes."""
+    if held_out is None:
+        return {}
+    validation, like = recipe.validation, next(model.parameters())
+    with norm.use(model, branch=validation.branch) if norm.layers(model) else nullcontext():
+        accuracies = {"clean": accuracy(model, _images_of_rank(fabric, held_out))}
+        if validation.attack is not None:
+            accuracies["robust"] = Accuracy()
+            for x, y, ids in _images_of_rank(
+                fabric, held_out.subset(slice(0, validation.images or len(held_out)))
+            ):
+                x, y = fabric.to_device(x).to(like.dtype), fabric.to_device(y)
+                accuracies["robust"] += Accuracy.of(
+                    ~validation.attack.outcome(model, x, y, recipe.seed, ids).success
+                )
+    counts = torch.tensor([[float(a.correct), float(a.n)] for a in accuracies.values()], device=fabric.device)
+    average([counts])
+    return {name: correct / n for name, (correct, n) in zip(accuracies, counts.tolist(), strict=True)}
+
+
+def _images_of_rank(fabric: Fabric, images: Images) -> Iterator[Batch]:
+    """Return the images of this process; with fewer images than processes some get none."""
+    own_part = slice(fabric.global_rank, len(images), fabric.world_size)
+    return images.subset(own_part).batches(BATCH) if fabric.global_rank < len(images) else iter(())
