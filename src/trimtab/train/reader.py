@@ -288,6 +288,6 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInput(
-        f"a recipe file cannot contain {_short(value)}, so the run could not be resumed; use one of "
-        f"{', '.join([*OBJECTIVES, *ATTACKS])}"
+        f"a recipe file cannot contain {cls.__name__ if is_dataclass(value) else _short(value)}, so the run "
+        f"could not be resumed; use one of {', '.join([*OBJECTIVES, *ATTACKS])}"
     )
