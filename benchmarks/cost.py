@@ -3,7 +3,7 @@
     python -m benchmarks.cost [--rounds 5] [--batch 64]
 
 ResNet-8 of width 16 on 3x32x32, one thread; objectives take turns, the first round warms up. Processor
-time, not the clock, so that other processes on the machine matter little. docs/guide/scaling.md quotes it.
+time, not the clock, so that other processes on the machine matter little. docs/howto/scaling.md quotes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost model of docs/guide/scaling.md counts what objectives declare; its table follows its formula."""
+"""The cost model of docs/howto/scaling.md counts what objectives declare; its table follows its formula."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "guide" / "scaling.md"
+PAGE = ROOT / "docs" / "howto" / "scaling.md"
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """The code in the README and in the guides runs as it is printed."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+sys.path.insert(0, str(ROOT / "tests" / "docs"))
 
 
 def blocks(page: Path) -> list[str]:
@@ -19,3 +21,18 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     scope: dict[str, object] = {}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), scope)
+
+
+def test_the_example_prints_what_the_readme_shows(capsys):
+    from numbers_alike import assert_alike
+
+    text = (ROOT / "README.md").read_text()
+    example, shown = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.S | re.M).groups()
+    exec(compile(example, "README.md", "exec"), {})
+    assert_alike(capsys.readouterr().out, shown)
+
+
+def test_links_of_the_readme_lead_somewhere():
+    targets = re.findall(r"\]\(([\w./-]+)\)", (ROOT / "README.md").read_text())
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -1,0 +1,57 @@
+"""What MkDocs calls while it builds the site: pages that are generated, equations, charts, and notebooks."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+for folder in (str(ROOT), str(ROOT / "src")):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+from docs.generate import notebooks, pages, reference  # noqa: E402
+
+
+def on_startup(command: str, dirty: bool) -> None:
+    """Keep what libraries warn about out of a strict build: it says nothing about the pages."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("griffe").setLevel(logging.ERROR)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages, and turn notebooks into pages."""
+    for path, content in {**reference.pages(), **pages.pages()}.items():
+        files.append(File.generated(config, path, content=content))
+    for file in list(files):
+        if file.src_uri.endswith(".ipynb"):
+            files.remove(file)
+            path = file.src_uri.replace(".ipynb", ".md")
+            files.append(File.generated(config, path, content=notebooks.markdown(Path(file.abs_src_path))))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Point links to notebooks at the pages made of them, and fill in what the ledger says of a paper."""
+    markdown = re.sub(r"<!-- ledger: (\w+) -->", lambda match: pages.verdicts_of(match.group(1)), markdown)
+    return re.sub(r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    r"""Write equations, \(...\) and \[...\], as MathML, which browsers show without a script."""
+
+    def shown(match: re.Match[str]) -> str:
+        source = match.group(2).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+        block = match.group(1) == "["
+        return convert(source.strip(), display="block" if block else "inline")
+
+    return re.sub(
+        r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', shown, html, flags=re.S
+    )
