@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from trimtab import claims
-from trimtab.claims import ada, adv, apa, engines, ledger, lig, mix, page
+from trimtab.claims import ada, adv, apa, engines, ledger, lig, mix
 from trimtab.claims.bench import Bench
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Unit
@@ -134,7 +134,7 @@ def test_a_study_cannot_ask_for_a_network_that_it_does_not_declare(tmp_path):
 def test_a_killed_training_goes_on_and_gives_the_same_network(tmp_path, monkeypatch):
     unit = Unit("MIX-8", "smoke", 0, str(tmp_path / "whole"))
     key = mix.ADV.key(SMOKE, 0)
-    engines.train_network(unit, key)
+    engines.perform(replace(unit, network=key))
     killed = Bench(SMOKE, 0, tmp_path / "killed", None)
     with monkeypatch.context() as patched:
         patched.setattr("trimtab.train._loop.loop._end_epoch", _kill)
@@ -197,18 +197,39 @@ def test_the_desk_trains_on_all_of_cifar_and_apart_where_the_standard_network_fi
 
 def test_a_file_pause_stops_a_run_after_the_unit_at_hand(tmp_path):
     units = [Unit(id, "smoke", 0, str(tmp_path)) for id in ("APA-8", "ADV-6")]
-    run = engines.local(units)
-    assert next(run).unit.id == "APA-8"
+    run = engines.run(units)
+    assert not next(run).problem
     (tmp_path / "PAUSE").touch()
-    rest = [done for done in run if done.rows is not None and done.unit.id == "ADV-6"]
-    assert rest == []
+    assert list(run) == []
     (tmp_path / "PAUSE").unlink()
-    assert [done.unit.id for done in engines.local(units[1:]) if done.rows is not None] == ["ADV-6"]
+    assert [done.unit.id for done in engines.run(units) if done.rows is not None] == ["APA-8", "ADV-6"]
 
 
-def test_what_is_left_of_the_budget_falls_seed_by_seed():
-    known = claims.everything()
-    fresh = [ledger.Result(known[id], "desk", {}) for row in WAVE1 for id in row.ids]
-    assert page.hours_left(fresh) == (pytest.approx(33), pytest.approx(33))
-    begun = [ledger.Result(known["APA-1"], "desk", {seed: {"APART": 0.0} for seed in range(4)})]
-    assert page.hours_left(begun) == (5.0, 2.5)  # four of eight seeds of one of two claims of ten hours
+def test_a_file_pause_ends_a_training_whose_state_is_saved(tmp_path, monkeypatch):
+    unit, key = Unit("MIX-8", "smoke", 0, str(tmp_path / "whole")), mix.ADV.key(SMOKE, 0)
+    engines.perform(replace(unit, network=key))
+    paused = iter([False, True])  # at the second step of the training
+    monkeypatch.setattr("trimtab.claims.bench.PAUSE_EVERY", 1)
+    monkeypatch.setattr("trimtab.claims.bench.paused", lambda folder: next(paused, True))
+    monkeypatch.setattr("trimtab.claims.engines.paused", lambda folder: True)
+    other = replace(unit, folder=str(tmp_path / "paused"), network=key)
+    assert engines.perform(other).stopped
+    assert not other.bench().trained(key)
+    monkeypatch.setattr("trimtab.claims.bench.paused", lambda folder: False)
+    assert not engines.perform(other).stopped
+    whole, resumed = (
+        tmp_path / name / "networks" / key / "model.safetensors" for name in ("whole", "paused")
+    )
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+@pytest.mark.filterwarnings("default")  # of the worker processes' start
+def test_several_workers_give_the_bytes_that_one_gives(tmp_path):
+    selected = claims.chosen(["MIX-8", "MIX-10"])  # they share a network, and one starts from another
+    for workers in (1, 2):
+        place = tmp_path / str(workers)
+        ledger.run(selected, "smoke", place, place / "work", 1, workers=workers, threads=1)
+    for claim in selected:
+        one, two = (tmp_path / str(workers) / "smoke" / f"{claim.id}.json" for workers in (1, 2))
+        assert one.read_bytes() == two.read_bytes()
+    assert len(ledger.times(tmp_path / "2", "smoke")["networks"]) == 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +15,13 @@ import torch
 
 from trimtab import claims
 from trimtab.attacks import PGD, Linf
-from trimtab.claims import ada, ledger, page
+from trimtab.claims import ada, ledger, page, plan
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Done, Unit
 from trimtab.claims.nets import Net
-from trimtab.claims.power import PerImage
-from trimtab.claims.scales import SMOKE, scale_of
+from trimtab.claims.power import PerImage, detectable
+from trimtab.claims.result import settings
+from trimtab.claims.scales import SMOKE, WAVE1, scale_of
 from trimtab.claims.verdicts import Above, Needs
 from trimtab.cli import main
 from trimtab.evaluate import Attacked
@@ -58,8 +61,7 @@ def test_seeds_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
 
 
 def test_a_rerun_gives_the_same_bytes_whatever_time_it_took(tmp_path, monkeypatch):
-    columns = lambda bench: {"a": torch.rand(9, dtype=torch.float64) * 0 + 1 / 3, "b": [0.1] * 9}  # noqa: E731
-    for name, claim in {"seeds": invented(rows), "images": invented(columns, unit="image")}.items():
+    for name, claim in {"seeds": invented(rows), "images": invented(outcomes)}.items():
         place = tmp_path / name
         run(claim, place, monkeypatch)
         first = (place / "out" / "smoke" / "MIX-4.json").read_bytes()
@@ -78,14 +80,6 @@ def test_a_study_that_changed_is_measured_anew(tmp_path, monkeypatch):
     assert (result.means["a"], result.verdict) == (0.0, "not reproduced")
 
 
-def test_over_images_each_ones_values_are_averaged_over_the_networks():
-    claim = invented(rows, unit="image")
-    found = {0: {"a": [1.0, 0.0, 1.0], "b": [0.0] * 3}, 1: {"a": [0.0, 0.0, 1.0], "b": [0.0] * 3}}
-    assert [row["a"] for row in ledger.units(claim, found)] == [0.5, 0.0, 1.0]
-    judged = ledger.Result(claim, "smoke", found).judgements[0]
-    assert (judged.units, judged.mean) == (3, 0.5)
-
-
 def test_where_a_need_is_not_met_the_setting_is_too_weak_and_says_why(tmp_path, monkeypatch):
     result = run(invented(rows, needs=[Needs("b", 0.25)]), tmp_path, monkeypatch)
     assert {one.verdict for one in result.judgements} == {"reproduced"}
@@ -93,13 +87,13 @@ def test_where_a_need_is_not_met_the_setting_is_too_weak_and_says_why(tmp_path, 
     assert result.note == "b is 0.100 (unit 0), 0.100 (unit 1), 0.100 (unit 2), needed is 0.25"
     assert run(invented(rows, needs=[Needs("b", 0.1)]), tmp_path, monkeypatch).verdict == "reproduced"
     held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
-    assert held["needs"] == ["b at least 0.1"]
+    assert held["preconditions"] == ["b at least 0.1"]
 
 
 def test_times_are_kept_apart(tmp_path):
     unit = Unit("MIX-4", "smoke", 1, str(tmp_path / "work"))
     ledger.note_time(tmp_path, Done(unit, {"a": 1.0}, 12.34))
-    ledger.note_time(tmp_path, Done(unit, None, 5.0, "key"))
+    ledger.note_time(tmp_path, Done(replace(unit, network="key"), None, 5.0))
     assert ledger.times(tmp_path, "smoke") == {"MIX-4": {"1": 12.3}, "networks": {"key": 5.0}}
 
 
@@ -110,34 +104,67 @@ def test_damaged_results_are_told_in_one_sentence(tmp_path):
         ledger.read(claims.everything()["MIX-4"], "smoke", tmp_path)
 
 
-def test_the_page_names_every_claim_and_says_which_were_not_run(tmp_path):
-    results = page.publish("laptop", tmp_path)
+def test_the_page_names_every_claim_and_says_how_much_of_it_was_run(tmp_path):
+    content = page.publish("laptop", tmp_path)
     text = (tmp_path / "laptop" / "ledger.md").read_text()
-    assert all(f"## {one.claim.id}\n" in text for one in results)
+    assert [one["id"] for one in content["claims"]] == list(claims.everything())
+    assert all(f"## {id}\n" in text for id in claims.everything())
     assert "Not run yet" in text
-    assert "chance alone" in text
+    assert "by\nchance" in text
+    assert f"0 of {content['units']} units (trained networks and measurements" in text
     listed = json.loads((tmp_path / "laptop" / "ledger.json").read_text())
-    assert {one["verdict"] for one in listed} == {"not run yet"}
+    assert {one["verdict"] for one in listed["claims"]} == {"not run yet"}
 
 
-def test_the_page_says_how_much_was_measured_and_where_that_is_less_than_planned(tmp_path):
-    page.publish("laptop", tmp_path)
-    text = (tmp_path / "laptop" / "ledger.md").read_text()
-    assert "| training images | 5,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
-    less = next(line for line in text.splitlines() if line.startswith("Less than was planned"))
-    assert "MIX training images: 5,000 instead of 10,000" in less
-    assert "ADA noise samples per certificate: 2,000 instead of 10,000" in less
-    assert "certified images" not in less  # as many as planned
-    page.publish("smoke", tmp_path)
-    assert "Less than was planned" not in (tmp_path / "smoke" / "ledger.md").read_text()
+def test_the_page_is_made_from_the_data_alone(tmp_path, monkeypatch):
+    run(invented(outcomes, needs=[Needs("b", 0.5)]), tmp_path, monkeypatch)
+    ledger_of({"MIX-4": invented(outcomes, needs=[Needs("b", 0.5)])}, monkeypatch, tmp_path)
+    page.publish("smoke", tmp_path / "out")
+    place = tmp_path / "out" / "smoke"
+    content = json.loads((place / "ledger.json").read_text())
+    assert page.page(content) == (place / "ledger.md").read_text()
+    (entry,) = content["claims"]
+    assert (entry["images"], entry["planned seeds"], entry["provisional"]) == (60, 2, False)
+    assert (entry["verdict"], entry["reason"][:5]) == ("setting too weak", "b is ")
+    assert (content["units"], content["units done"]) == (2, 2)
+    assert "Unfinished" not in page.page(content)
 
 
-def test_a_budget_counts_a_shared_network_once():
-    selected = claims.chosen(["MIX-4"])
-    once, twice = page.plan(selected, "laptop"), page.plan([*selected, *selected], "laptop")
-    assert twice[0] == once[0]
-    assert (twice[1]["networks"], twice[1]["training"]) == (0, 0)
-    assert once[0]["networks"] == 5 * len(selected[0].networks)
+def test_a_budget_counts_a_shared_network_once_and_a_unit_costs_what_its_like_took(tmp_path):
+    (mix_4,) = claims.chosen(["MIX-4"])
+    fresh = plan.budget([mix_4], "laptop", tmp_path)
+    assert fresh.units == 5 * (len(mix_4.networks) + 1)
+    assert plan.budget([mix_4, mix_4], "laptop", tmp_path, 1).units == len(mix_4.networks) + 2
+    assert (fresh.done, fresh.spent) == (0, 0)
+    assert math.isnan(fresh.left)
+    at = scale_of("laptop", "mix")
+    for number, net in enumerate(mix_4.networks):
+        unit = Unit("MIX-4", "laptop", 0, "", network=net.key(at, 0))
+        ledger.note_time(tmp_path, Done(unit, None, 3600.0 * (number + 1)))
+    once = plan.budget([mix_4], "laptop", tmp_path)
+    assert (once.done, once.spent) == (len(mix_4.networks), pytest.approx(21))
+    trained = replace(mix_4, measure=rows, tests=(), needs=())
+    ledger.write(ledger.Result(trained, "laptop", {0: {"a": 1.0}}), tmp_path)
+    ledger.note_time(tmp_path, Done(Unit("MIX-4", "laptop", 0, ""), {"a": 1.0}, 360.0))
+    both = plan.budget([trained], "laptop", tmp_path)
+    assert (both.done, both.left) == (len(mix_4.networks) + 1, pytest.approx(4 * 21 + 4 * 0.1))
+
+
+def test_at_the_desk_what_is_unknown_costs_its_part_of_the_planned_hours(tmp_path):
+    budget = plan.budget(claims.chosen(["wave1"]), "desk", tmp_path)
+    assert budget.left == pytest.approx(plan.CORES * sum(row.hours for row in WAVE1), rel=0.01)
+    assert str(budget).startswith(f"0 of {budget.units} units are done; 0.0 core hours spent, about 6")
+
+
+def test_before_a_run_the_detectable_effect_follows_from_the_spread_of_the_first_edition(tmp_path):
+    claim = invented(rows)
+    spread = [0.1, 0.13, 0.2, 0.11]
+    held = {"rows": {str(seed): {"a": value, "b": 0.0} for seed, value in enumerate(spread)}}
+    (tmp_path / "laptop").mkdir()
+    (tmp_path / "laptop" / "MIX-4.json").write_text(json.dumps(held))
+    found = plan.detectable_before(claim, "desk", tmp_path)
+    assert found == {str(claim.tests[0]): pytest.approx(detectable(stdev(spread), 3))}
+    assert plan.detectable_before(replace(claim, tests=(Above("c", 0.0),)), "desk", tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +190,7 @@ def test_the_list_shows_claims_with_cost_and_status(capsys, tmp_path, monkeypatc
     assert main(["reproduce", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed) == len(claims.everything())
-    assert all(one["minutes"] > 0 and one["verdict"] == "not run yet" for one in listed)
+    assert all(one["units"] > 0 and one["verdict"] == "not run yet" for one in listed)
 
 
 def test_words_choose_claims():
@@ -177,6 +204,7 @@ def test_words_choose_claims():
 
 
 def ledger_of(known, monkeypatch, tmp_path):
+    monkeypatch.setattr("trimtab.claims.page.chosen", lambda words: list(known.values()))
     for place in ("engines", "page", "claim"):
         monkeypatch.setattr(f"trimtab.claims.{place}.everything", lambda: known)
     monkeypatch.chdir(tmp_path)
@@ -202,9 +230,9 @@ def test_a_seed_that_breaks_is_kept_with_the_reason_and_the_others_go_on(
     assert main(["reproduce", "all", "--scale", "smoke", "--seeds", "3"]) == 1
     assert told in capsys.readouterr().err
     place = tmp_path / "results" / "smoke"
-    held = json.loads((place / "ledger.json").read_text())
+    held = json.loads((place / "ledger.json").read_text())["claims"]
     assert [one["verdict"] for one in held] == ["inconclusive", "reproduced"]
-    assert (held[0]["seeds"], held[0]["failed"]) == ([0, 2], [1])
+    assert (held[0]["seeds"], [*held[0]["failed"]]) == ([0, 2], ["1"])
     kept = json.loads((place / "MIX-1.json").read_text())
     assert told in kept["failed"]["1"]
     assert kept["command"] == "trimtab reproduce MIX-1 --scale smoke --seeds 3"
@@ -361,7 +389,7 @@ def test_what_changed_after_numbers_were_seen_is_said(tmp_path, monkeypatch):
     page.publish("smoke", tmp_path / "out")
     place = tmp_path / "out" / "smoke"
     assert "Changed after numbers were seen: the margin was wrong." in (place / "ledger.md").read_text()
-    (listed,) = json.loads((place / "ledger.json").read_text())
+    (listed,) = json.loads((place / "ledger.json").read_text())["claims"]
     assert listed["changed after numbers were seen"] == "the margin was wrong"
     assert set(listed["tests"][0]) >= {"effect", "interval", "detectable effect", "the paper's effect"}
     assert listed["cpu"] == ledger.cpu_name()
@@ -374,7 +402,7 @@ def test_a_published_network_is_loaded_and_not_trained_again(tmp_path, monkeypat
     monkeypatch.setattr("trimtab.claims.engines.everything", lambda: {claim.id: claim})
     desk = scale_of("desk", "mix")
     small = replace(SMOKE, name="desk")
-    for place in ("engines", "ledger", "result"):
+    for place in ("engines", "result"):
         monkeypatch.setattr(f"trimtab.claims.{place}.scale_of", lambda name, paper: small)
     ledger.run([claim], "desk", tmp_path / "out", tmp_path / "work", seeds=1)
     key = net.key(small, 0)
@@ -392,12 +420,12 @@ def test_published_networks_are_limited(tmp_path, monkeypatch):
     net.mkdir(parents=True)
     for name in ledger.PUBLISHED:
         (net / name).write_text("1234")
-    done = Done(Unit("MIX-4", "desk", 0, str(tmp_path / "work")), None, 1.0, "key")
+    unit = Unit("MIX-4", "desk", 0, str(tmp_path / "work"), network="key")
     monkeypatch.setattr(ledger, "MOST_PUBLISHED", 3)
-    ledger.publish_network(done, tmp_path)
+    ledger.publish_network(unit, tmp_path)
     assert not ledger.networks(tmp_path, "desk").exists()
     monkeypatch.setattr(ledger, "MOST_PUBLISHED", 4)
-    ledger.publish_network(done, tmp_path)
+    ledger.publish_network(unit, tmp_path)
     assert (ledger.networks(tmp_path, "desk") / "key" / "model.safetensors").read_text() == "1234"
 
 
@@ -418,7 +446,7 @@ def test_the_keys_of_the_desk_are_those_of_its_committed_results():
         "Baseline": "5aa199d98a5c72a0",
         "Rand": "25be309341bf4ffc",
     }
-    assert {f"ADA-{k}": ledger.settings(known[f"ADA-{k}"], "desk")[:12] for k in range(1, 11)} == {
+    assert {f"ADA-{k}": settings(known[f"ADA-{k}"], "desk")[:12] for k in range(1, 11)} == {
         "ADA-1": "687f65799741",
         "ADA-2": "bed91aa75f8d",
         "ADA-3": "51b4b931e9b5",

@@ -27,7 +27,7 @@ def test_ray_gives_the_bytes_that_a_local_run_gives(tmp_path):
         first, second = (tmp_path / engine / "smoke" / f"{claim.id}.json" for engine in ("local", "ray"))
         assert first.read_bytes() == second.read_bytes()
     trained = [len(ledger.times(tmp_path / engine, "smoke")["networks"]) for engine in ("local", "ray")]
-    assert trained == [10, 10]
+    assert trained == [12, 12]
 
 
 @pytest.mark.skipif(not HERE, reason="Ray is not installed")

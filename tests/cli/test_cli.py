@@ -443,10 +443,11 @@ def test_a_dry_run_prints_the_cost_under_its_old_name_too(capsys):
     assert (code, err) == (0, "")
 
 
-def test_a_dry_run_of_claims_is_their_list(capsys):
+def test_a_dry_run_of_claims_is_their_list_and_the_budget(capsys):
     code, out, _ = say(capsys, "reproduce", "MIX-4", "--scale", "smoke", "--dry-run")
     assert code == 0
-    assert out == say(capsys, "reproduce", "MIX-4", "--scale", "smoke", "--list")[1]
+    assert out.startswith(say(capsys, "reproduce", "MIX-4", "--scale", "smoke", "--list")[1])
+    assert out.splitlines()[-1].startswith("Budget at scale smoke: 0 of 14 units are done")
     assert not Path("results").exists()
 
 

@@ -1,6 +1,7 @@
 """The tools of a study: trained networks, images, constructed sets, and cached measurements.
 
-Everything is stored in one folder, so that nothing is computed twice and an interrupted run resumes:
+Everything is stored in one folder, so that nothing is computed twice and an interrupted run resumes. A file
+PAUSE in it asks a run to stop.
 
     networks/KEY/     runs of `train.fit`, by a hash of all that they depend on
     sets/KEY.npz      constructed sets
@@ -39,6 +40,8 @@ from trimtab.types import BadInput
 Progress = Callable[[str, float], None]
 """Called with what is being made, and the fraction of it that is done."""
 
+PAUSE_EVERY = 20
+"""Steps of a training after which the file PAUSE is looked for."""
 ONE = train.Engine(devices=1)
 """A network is trained on one device; a grid takes many of them by the Ray engine."""
 
@@ -83,23 +86,29 @@ class Bench:
     def history(self, net: Net) -> list[dict[str, Any]]:
         """Return what was logged after every epoch of a network's training."""
         self.network(net)
-        return train.Run(self._path(net), net.at(self.scale, self.seed)).metrics()
+        path = self._path(net.key(self.scale, self.seed))
+        return train.Run(path, net.at(self.scale, self.seed)).metrics()
 
-    def _path(self, net: Net) -> Path:
-        return run_folder(self.folder, self.published, net.key(self.scale, self.seed))
+    def trained(self, key: str) -> bool:
+        """Return whether the network of a key exists, in the store or published."""
+        return (self._path(key) / WEIGHTS).exists()
+
+    def _path(self, key: str) -> Path:
+        if self.published is not None and (self.published / key / WEIGHTS).exists():
+            return self.published / key
+        return self.folder / "networks" / key
 
     def _loaded(self, net: Net) -> nn.Module:
         if net.given and self.scale.name == "paper":
             return norm.steer(models.load(net.given)).eval().to(device())
-        path = self._path(net)
-        with locked(path.with_suffix(".lock")):
-            if not (path / WEIGHTS).exists():
-                self._train(net, path)
-        return norm.steer(models.load(f"file:{path}")).eval().to(device())
+        key = net.key(self.scale, self.seed)
+        with locked(self.folder / "networks" / f"{key}.lock"):
+            if not self.trained(key):
+                self._train(net, self._path(key))
+        return norm.steer(models.load(f"file:{self._path(key)}")).eval().to(device())
 
     def _train(self, net: Net, path: Path) -> None:
-        recipe = net.at(self.scale, self.seed)
-        bench = Bench(self.scale, self.seed, self.folder, None, self.progress, self.published)
+        recipe, bench = net.at(self.scale, self.seed), self._of_all_networks()
         start = bench.network(net.start) if net.start else None
         images = bench.made(net.data) if net.data else None
         callbacks: list[Callback] = [self._report(f"training {net.recipe}"), stop_if_paused(self.folder)]
@@ -110,6 +119,9 @@ class Bench:
             train.resume(path, model=start, data=images, callbacks=callbacks, engine=ONE)
         else:
             train.fit(start, images, recipe, folder=path, callbacks=callbacks, engine=ONE)
+
+    def _of_all_networks(self) -> Bench:
+        return Bench(self.scale, self.seed, self.folder, None, self.progress, self.published)
 
     def _report(self, what: str) -> Callable[[Event], None]:
         def callback(event: Event) -> None:
@@ -139,9 +151,7 @@ class Bench:
         options: dict[str, Any] = {"steps": self.scale.label_steps}
         if made.kind in ("D_R", "D_NR"):
             options = {"steps": self.scale.match_steps, "step": self.scale.match_step}
-        source = Bench(self.scale, self.seed, self.folder, None, self.progress, self.published).network(
-            made.source
-        )
+        source = self._of_all_networks().network(made.source)
         images = self.made(made.of) if made.of else self.images("train", self.scale.made)
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -203,18 +213,11 @@ class Bench:
         return {"n": sizes.get(kind, self.scale.test), **how}
 
 
-def run_folder(folder: Path, published: Path | None, key: str) -> Path:
-    """Return the folder of a network's run: the published one if it exists, else that of the store."""
-    if published is not None and (published / key / WEIGHTS).exists():
-        return published / key
-    return folder / "networks" / key
-
-
 def stop_if_paused(folder: Path) -> Callback:
     """Return a callback that ends a training, its state saved, at a file PAUSE in the folder of the store."""
 
     def callback(event: Event) -> None:
-        if event.kind == "step" and event.step % 20 == 0 and paused(folder):
+        if event.kind == "step" and event.step % PAUSE_EVERY == 0 and paused(folder):
             signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
 
     return callback

@@ -3,9 +3,9 @@
     @claim("MIX-4", "Mixture BN restores robustness ...", figures={...}, tests=[...], networks=[ADV, MIXED])
     def mixture_restores(bench): return {"MBN adv, robust": ..., ...}
 
-The function takes a `Bench` for one seed and returns its rows: numbers by name, or (`unit="image"`) one value
-per image and name. Tests refer to rows by name and are declared with the claim, before any number is known.
-Rows without a test are controls and context: they are reported, and do not affect the verdict.
+The function takes a `Bench` for one seed and returns its rows: numbers by name (`PerImage` where they
+are known image by image). Tests refer to rows by name and are declared with the claim, before any number is
+known. Rows without a test are controls and context: they are reported, and do not affect the verdict.
 """
 
 from __future__ import annotations
@@ -46,14 +46,10 @@ class Claim:
     """Networks that it uses: trained first, shared with other claims, counted once in a budget."""
     headline: bool = False
     """Whether it is a main result, which gets more seeds."""
-    unit: str = "seed"
-    """What intervals are over: "seed", or "image" where training does not vary."""
     needs: Sequence[Needs] = ()
     """Preconditions of the tests."""
     tables: Callable[[Scale], Any] | None = None
     """What else its numbers depend on: constants that are part of neither the scale nor the networks."""
-    minutes: float = 1.0
-    """Estimated cost of the measurement per seed at laptop scale, without the networks."""
     version: int = 1
     """Incremented whenever a change of `measure` alters results."""
     changed: str = ""

@@ -1,31 +1,36 @@
-"""Units of work, run in this process or by the workers of a Ray cluster.
+"""Units of work, run in this process, in several processes, or by the workers of a Ray cluster.
 
-Two functions do all the work, `train_network` and `measure_claim`. Their arguments and results are plain
-values, so the same grid runs anywhere; only the driver writes results. Each network is trained once, before
-the measurements that need it. Ray repeats the unit of a lost worker, which resumes from the files in the
-shared folder. An error ends only the units that depend on what failed.
+A unit trains one network or measures one claim at one seed. `perform` does either; its argument and result
+are plain values, so the same grid runs anywhere, and only the driver writes results. A unit starts when the
+networks that it needs are trained. Killed, it resumes from the files in the shared folder; an error ends only
+the units that depend on what failed; a file PAUSE in the folder ends a run, its training saved.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.claims.bench import Bench, Progress, paused, run_folder
+from trimtab.claims.bench import Bench, Progress, paused
 from trimtab.claims.claim import Claim, everything
 from trimtab.claims.nets import Net, closure
-from trimtab.claims.scales import scale_of
+from trimtab.claims.scales import Scale, scale_of
 from trimtab.train import Diverged, Stopped
 from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One claim at one seed."""
+    """The training of one network, or the measurement of one claim, at one seed."""
 
     id: str
     """The claim's id."""
@@ -39,63 +44,81 @@ class Unit:
     """CPU threads of the worker; None leaves them unchanged."""
     published: str = ""
     """Folder of networks that were published with the results."""
+    network: str = ""
+    """Key of the network to train; empty to measure the claim."""
 
     @property
-    def shelf(self) -> Path | None:
-        """The folder of published networks as a path."""
-        return Path(self.published) if self.published else None
+    def claim(self) -> Claim:
+        """The claim."""
+        return everything()[self.id]
+
+    @property
+    def at(self) -> Scale:
+        """The scale, with the settings of the claim's paper."""
+        return scale_of(self.scale, self.claim.paper)
+
+    @property
+    def networks(self) -> dict[str, Net]:
+        """The networks that the claim needs by key, in an order in which they can be trained."""
+        return closure(self.claim.nets(self.at), self.at, self.seed)
+
+    @property
+    def needs(self) -> set[str]:
+        """Keys of the networks that must be trained before it."""
+        if not self.network:
+            return {*self.networks}
+        return {net.key(self.at, self.seed) for net in self.networks[self.network].needs()}
+
+    def bench(self, progress: Progress | None = None) -> Bench:
+        """Return the bench that it runs on."""
+        shelf = Path(self.published) if self.published else None
+        return Bench(self.at, self.seed, Path(self.folder), None, progress, shelf)
 
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a unit, or of the training of one of its networks."""
+    """The outcome of a unit."""
 
     unit: Unit
     """The unit."""
-    rows: Mapping[str, Any] | None
-    """The measured rows; None after a network was trained, or after an error."""
-    seconds: float
+    rows: Mapping[str, Any] | None = None
+    """The measured rows; None of a network, and after an error."""
+    seconds: float = 0.0
     """Wall time."""
-    network: str = ""
-    """Key of the trained network; empty for a measurement."""
     problem: str = ""
     """The error that ended the work; empty without one."""
     refused: bool = False
     """Whether the error is bad input, not a fault of the study."""
     methods: Mapping[str, int] = field(default_factory=dict)
     """The versions of the methods that measured the rows."""
+    stopped: bool = False
+    """Whether it was stopped by the file PAUSE."""
 
 
-def nets_of(claim: Claim, unit: Unit) -> dict[str, Net]:
-    """Return the networks of a unit by key, in an order in which they can be trained."""
-    scale = scale_of(unit.scale, claim.paper)
-    return closure(claim.nets(scale), scale, unit.seed)
+def perform(unit: Unit, progress: Progress | None = None) -> Done:
+    """Train the network of a unit, or measure its claim; an error is part of the outcome."""
+    import torch
 
-
-def train_network(unit: Unit, key: str, progress: Progress | None = None) -> Done:
-    """Train the network of a key, unless it exists."""
-    start = time.perf_counter()
+    start, rows = time.perf_counter(), None
+    if unit.threads is not None:
+        torch.set_num_threads(unit.threads)
+    bench = unit.bench(progress)
     try:
-        claim, bench = _claim_and_bench(unit, progress)
-        bench.network(nets_of(claim, unit)[key])
-    except Exception as problem:
-        return failure(unit, problem, time.perf_counter() - start, key)
-    return Done(unit, None, time.perf_counter() - start, key)
-
-
-def measure_claim(unit: Unit, progress: Progress | None = None) -> Done:
-    """Measure the rows of a claim at one seed."""
-    start = time.perf_counter()
-    try:
-        claim, bench = _claim_and_bench(unit, progress)
-        bench.allowed = claim.nets(bench.scale)
-        rows = dict(claim.measure(bench))
+        if unit.network:
+            bench.network(unit.networks[unit.network])
+        else:
+            bench.allowed = unit.claim.nets(bench.scale)
+            rows = dict(unit.claim.measure(bench))
+    except Stopped:
+        if not paused(bench.folder):
+            raise
+        return Done(unit, stopped=True)
     except Exception as problem:
         return failure(unit, problem, time.perf_counter() - start)
-    return Done(unit, rows, time.perf_counter() - start, methods=dict(bench.methods))
+    return Done(unit, rows, time.perf_counter() - start, methods=bench.methods)
 
 
-def failure(unit: Unit, problem: BaseException, seconds: float = 0.0, network: str = "") -> Done:
+def failure(unit: Unit, problem: BaseException, seconds: float = 0.0) -> Done:
     """Return the outcome of an error: its message, and for an unexpected one its type and line."""
     message = str(problem)
     if not isinstance(problem, Diverged | BadInput):
@@ -103,73 +126,100 @@ def failure(unit: Unit, problem: BaseException, seconds: float = 0.0, network: s
         where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
         message = f"{type(problem).__name__}{where}: {' '.join(message.split())}"
     refused = isinstance(problem, BadInput) and not isinstance(problem, Diverged)
-    return Done(unit, None, seconds, network, message, refused)
+    return Done(unit, None, seconds, message, refused)
 
 
-def _claim_and_bench(unit: Unit, progress: Progress | None) -> tuple[Claim, Bench]:
-    import torch
-
-    if unit.threads is not None:
-        torch.set_num_threads(unit.threads)
-    claim = everything()[unit.id]
-    scale = scale_of(unit.scale, claim.paper)
-    return claim, Bench(scale, unit.seed, Path(unit.folder), None, progress, unit.shelf)
-
-
-def missing(unit: Unit, skip: set[str]) -> Iterator[str]:
-    """Yield the keys of a unit's networks that are not trained yet; all its keys are added to `skip`."""
-    from trimtab.models.files import WEIGHTS
-
-    for key, net in nets_of(everything()[unit.id], unit).items():
-        exists = (run_folder(Path(unit.folder), unit.shelf, key) / WEIGHTS).exists() or (
-            net.given and unit.scale == "paper"
-        )
-        if key not in skip and not exists:
-            yield key
-        skip.add(key)
-
-
-Failures = dict[str, Done]
-"""By the key of a network: how its training failed."""
-
-
-def blocked(unit: Unit, failures: Failures, key: str | None = None) -> Done | None:
-    """Return the failure of a unit, or of its network `key`, if a network that it depends on has failed."""
-    nets, scale = nets_of(everything()[unit.id], unit), scale_of(unit.scale, everything()[unit.id].paper)
-    needed = nets if key is None else {net.key(scale, unit.seed): net for net in nets[key].needs()}
-    for other in needed:
-        if other in failures:
-            return replace(failures[other], unit=unit, seconds=0.0, network=key or "")
-    return None
-
-
-def local(units: Sequence[Unit], progress: Progress | None = None) -> Iterator[Done]:
-    """Run units one after the other in this process: the networks of a unit, then its measurement."""
+def with_networks(units: Sequence[Unit]) -> Iterator[Unit]:
+    """Yield measurements, each after the units that train its networks; a shared network comes once."""
     seen: set[str] = set()
-    failures: Failures = {}
     for unit in units:
-        if paused(Path(unit.folder)):
-            return
-        for key in missing(unit, seen):
-            if paused(Path(unit.folder)):
-                return
-            try:
-                done = blocked(unit, failures, key) or train_network(unit, key, progress)
-            except Stopped:
-                if paused(Path(unit.folder)):
-                    return
-                raise
-            if done.problem:
-                failures[key] = done
-            yield done
-        yield blocked(unit, failures) or measure_claim(unit, progress)
+        for key, net in unit.networks.items():
+            if key not in seen and not (net.given and unit.scale == "paper"):
+                yield replace(unit, network=key)
+            seen.add(key)
+        yield unit
 
 
-def ray(units: Sequence[Unit], progress: Progress | None = None) -> Iterator[Done]:
-    """Run units as tasks on Ray: networks in the order of their dependencies, then all measurements.
+def run(
+    units: Sequence[Unit], engine: str = "local", workers: int = 1, progress: Progress | None = None
+) -> Iterator[Done]:
+    """Run measurements with the networks that they need; yield outcomes as they arrive.
 
-    At the paper's scale each task requires a GPU, if the cluster has any.
+    Args:
+        units: The measurements, the most important first.
+        engine: A name in `ENGINES`.
+        workers: Number of local processes; 1 is this process.
+        progress: Called with what is being made, if that is in this process.
     """
+    waiting = [u for u in with_networks(units) if not u.network or not u.bench().trained(u.network)]
+    untrained = {unit.network for unit in waiting if unit.network}
+    failures: dict[str, Done] = {}
+    running: dict[Future[Done], Unit] = {}
+    with ENGINES[engine](units, workers, progress) as (submit, slots):
+        while waiting or running:
+            for unit in list(waiting):
+                failed = [failures[key] for key in unit.needs if key in failures]
+                if failed:
+                    waiting.remove(unit)
+                    yield (blocked := replace(failed[0], unit=unit, seconds=0.0))
+                    failures |= {unit.network: blocked} if unit.network else {}
+                elif len(running) < slots and not unit.needs & untrained and not paused(Path(unit.folder)):
+                    waiting.remove(unit)
+                    running[submit(unit)] = unit
+            if not running:
+                return  # paused
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done = _outcome(running.pop(future), future)
+                untrained.discard(done.unit.network)
+                if done.problem and done.unit.network:
+                    failures[done.unit.network] = done
+                if not done.stopped:
+                    yield done
+
+
+def _outcome(unit: Unit, future: Future[Done]) -> Done:
+    try:
+        return future.result()
+    except Exception as problem:  # of the worker itself: it was killed, or lost too often
+        return failure(unit, problem)
+
+
+# ---- engines: each yields a function that starts a unit, and how many may run at once --------------------
+
+Submit = tuple[Callable[[Unit], "Future[Done]"], float]
+
+
+@contextmanager
+def local(units: Sequence[Unit], workers: int, progress: Progress | None) -> Iterator[Submit]:
+    """Run units in this process, or in several that end with it."""
+
+    def here(unit: Unit) -> Future[Done]:
+        future: Future[Done] = Future()
+        future.set_result(perform(unit, progress))
+        return future
+
+    if workers == 1:
+        yield here, 1
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+        yield lambda unit: pool.submit(perform, unit), workers
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone, even if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def ray(units: Sequence[Unit], workers: int, progress: Progress | None) -> Iterator[Submit]:
+    """Run units as tasks on Ray; at the paper's scale each requires a GPU, if the cluster has any."""
     try:
         import ray as cluster
     except ImportError:
@@ -178,44 +228,12 @@ def ray(units: Sequence[Unit], progress: Progress | None = None) -> Iterator[Don
     if ours:
         cluster.init(log_to_driver=False, configure_logging=False)
     gpus = 1 if cluster.cluster_resources().get("GPU") and any(u.scale == "paper" for u in units) else 0
-    remote = cluster.remote(max_retries=3, num_cpus=1, num_gpus=gpus)
-    train, measure = remote(train_network), remote(measure_claim)
-    seen: set[str] = set()
-    failures: Failures = {}
-    waves: dict[int, list[tuple[Unit, str]]] = {}
-    for unit in units:
-        nets = nets_of(everything()[unit.id], unit)
-        for key in missing(unit, seen):
-            waves.setdefault(sum(1 for _ in nets[key].needs()), []).append((unit, key))
+    task = cluster.remote(max_retries=3, num_cpus=1, num_gpus=gpus)(perform)
     try:
-        for depth in sorted(waves):
-            for done in _gathered(
-                cluster, train, [(unit, key, blocked(unit, failures, key)) for unit, key in waves[depth]]
-            ):
-                if done.problem:
-                    failures[done.network] = done
-                yield done
-        yield from _gathered(cluster, measure, [(unit, "", blocked(unit, failures)) for unit in units])
+        yield lambda unit: task.remote(unit).future(), float("inf")
     finally:
         if ours:
             cluster.shutdown()
 
 
-def _gathered(cluster: Any, task: Any, jobs: Sequence[tuple[Unit, str, Done | None]]) -> Iterator[Done]:
-    """Yield results as they arrive; jobs whose outcome is known (they are blocked) do not run."""
-    waiting = {}
-    for unit, key, known in jobs:
-        if known is not None:
-            yield known
-        else:
-            waiting[task.remote(unit, key) if key else task.remote(unit)] = unit, key
-    while waiting:
-        for ready in cluster.wait(list(waiting))[0]:
-            unit, key = waiting.pop(ready)
-            try:
-                yield cluster.get(ready)
-            except cluster.exceptions.RayError as problem:  # such as a worker that was lost too often
-                yield failure(unit, problem, network=key)
-
-
-ENGINES: dict[str, Callable[[Sequence[Unit], Progress | None], Iterator[Done]]] = {"local": local, "ray": ray}
+ENGINES = {"local": local, "ray": ray}

@@ -1,16 +1,13 @@
 """Results on disk: one file per claim and scale, complete after every seed, judged by the claim's rules.
 
-    OUT/SCALE/ID.json     rows per seed, tests with intervals, verdict, everything that they depend on
-    OUT/SCALE/times.json  seconds, in a separate file: the same seeds give the same bytes in every other file
-    OUT/SCALE/ledger.json, ledger.md   overview of all claims
+    OUT/SCALE/ID.json           summary, rows and per-image outcomes of every seed, and what they depend on
+    OUT/SCALE/networks/KEY/     trained networks (scale desk), so that another machine can resume
+    OUT/SCALE/times.json        seconds, in a separate file: the same seeds give the same bytes elsewhere
+    OUT/SCALE/ledger.json, .md  overview of all claims
 
-A seed in the file is not measured again unless something that it depends on has changed: its settings (the
-claim's version, the scale's amounts, its networks, its own tables), the version of a method that measured it,
-or the rows that the tests need. Then it must be run again.
-
-Several runs may share one ledger: each takes a lock, reads the file and adds its own rows. A failed seed is
-kept with the reason, since a claim must not be judged by the surviving seeds alone. It is tried again
-whenever the claim is run.
+A measured seed is not measured again while its file is valid (`result`). Several runs may share one ledger:
+each takes a lock, reads the file and adds its own rows. A failed seed is kept with the reason, since a claim
+must not be judged by the surviving seeds alone. It is tried again whenever the claim is run.
 """
 
 from __future__ import annotations
@@ -22,20 +19,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from trimtab.claims import engines
 from trimtab.claims.bench import Progress, locked
 from trimtab.claims.claim import Claim
-from trimtab.claims.engines import ENGINES, Done, Unit
-from trimtab.claims.result import NOT_YET, Result, from_json, plain, settings, to_json, units
-from trimtab.claims.scales import WAVE1, Scale, scale_of
+from trimtab.claims.engines import Done, Unit
+from trimtab.claims.result import NOT_YET, Result, from_json, plain, to_json
+from trimtab.claims.scales import WAVE1
 from trimtab.io import atomic_write
 from trimtab.models.files import WEIGHTS
 from trimtab.train import write_text
 from trimtab.types import BadInput
-
-__all__ = [
-    "FROZEN", "Result", "cpu_name", "note_time", "read", "require_open", "run", "seeds_for", "settings",
-    "shared_files", "stored_verdict", "times", "units", "write",
-]  # fmt: skip
 
 MOST_PUBLISHED = 60_000_000
 """Limit of the published networks, in bytes; networks beyond it are trained again where they are needed."""
@@ -52,6 +45,7 @@ def run(
     work: Path,
     seeds: int | None = None,
     engine: str = "local",
+    workers: int = 1,
     threads: int | None = None,
     progress: Progress | None = None,
     on_done: Callable[[Done, int, int], None] | None = None,
@@ -64,14 +58,16 @@ def run(
         out: Folder of the results.
         work: Folder of networks, constructed sets and measurements, shared between claims.
         seeds: Number of seeds; by default the number that the scale plans.
-        engine: A name in `ENGINES`.
+        engine: A name in `engines.ENGINES`.
+        workers: Processes of the local engine.
         threads: CPU threads of each worker.
         progress: Called with what is being made, and the fraction of it that is done.
-        on_done: Called after every network and measurement, with the numbers of measured and of all units.
+        on_done: Called after every network and measurement, with the numbers of measured and of all claims
+            and seeds.
     """
     require_open(out, scale)
-    if engine not in ENGINES:
-        raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+    if engine not in engines.ENGINES:
+        raise BadInput(f"there is no engine {engine!r}; there are {', '.join(engines.ENGINES)}")
     if seeds is not None and seeds < 1:
         raise BadInput(f"a claim needs at least one seed, found {seeds}")
     results = {claim.id: read(claim, scale, out) for claim in claims}
@@ -81,7 +77,7 @@ def run(
         if seed not in results[claim.id].rows
     ]
     measured, refusals = 0, set()
-    for done in ENGINES[engine](todo, progress):
+    for done in engines.run(todo, engine, workers, progress):
         _record(results[done.unit.id], done, out)
         measured += done.rows is not None
         if done.refused:
@@ -110,7 +106,7 @@ def in_order(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> l
     rows: dict[Any, list[Claim]] = {}
     for claim in claims:
         rows.setdefault(row_of.get(claim.id, claim.id), []).append(claim)
-    planned = {claim.id: seeds or seeds_for(claim, scale_of(scale, claim.paper)) for claim in claims}
+    planned = {claim.id: seeds or Result(claim, scale).planned for claim in claims}
     return [
         (claim, seed)
         for row in rows.values()
@@ -120,47 +116,43 @@ def in_order(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> l
     ]
 
 
-def publish_network(done: Done, out: Path) -> None:
-    """Copy a trained network that other units need to the results, up to `MOST_PUBLISHED` bytes in all.
+def _record(result: Result, done: Done, out: Path) -> None:
+    """Add a finished unit to the result of its claim, and write it."""
+    unit = done.unit
+    if not done.problem:
+        note_time(out, done)
+    if done.rows is not None:
+        result.rows[unit.seed] = plain(done.rows)
+        result.failed.pop(unit.seed, None)
+        result.methods.update(done.methods)
+        result.cpu = cpu_name()
+    elif done.problem and not done.refused and not unit.network:
+        result.failed[unit.seed] = done.problem
+    if not unit.network:
+        write(result, out)
+    elif not done.problem and unit.scale == "desk":
+        publish_network(unit, out)
+
+
+def publish_network(unit: Unit, out: Path) -> None:
+    """Copy a trained network to the results, up to `MOST_PUBLISHED` bytes in all.
 
     Args:
-        done: The outcome of its training.
+        unit: The unit that trained it.
         out: Folder of the results.
     """
-    shelf, source = networks(out, done.unit.scale), Path(done.unit.folder) / "networks" / done.network
+    shelf, source = networks(out, unit.scale), Path(unit.folder) / "networks" / unit.network
     sizes = [path.stat().st_size for path in shelf.rglob("*") if path.is_file()]
     if sum(sizes) + (source / WEIGHTS).stat().st_size > MOST_PUBLISHED:
         return
     for name in PUBLISHED:  # the weights last: they say that the network is there
-        with atomic_write(shelf / done.network / name) as part:
+        with atomic_write(shelf / unit.network / name) as part:
             part.write_bytes((source / name).read_bytes())
 
 
 def networks(out: Path, scale: str) -> Path:
     """Return the folder of the networks that are published with the results."""
     return out / scale / "networks"
-
-
-def _record(result: Result, done: Done, out: Path) -> None:
-    """Add a finished unit to the result of its claim, and write it."""
-    if not done.problem:
-        note_time(out, done)
-        if done.network and done.unit.scale == "desk":
-            publish_network(done, out)
-    if done.rows is not None:
-        result.rows[done.unit.seed] = plain(done.rows)
-        result.failed.pop(done.unit.seed, None)
-        result.methods.update(done.methods)
-        result.cpu = cpu_name()
-    elif done.problem and not done.refused and not done.network:
-        result.failed[done.unit.seed] = done.problem
-    if done.rows is not None or not done.network:
-        write(result, out)
-
-
-def seeds_for(claim: Claim, scale: Scale) -> int:
-    """Return the number of seeds that a scale plans for a claim."""
-    return scale.headline if claim.headline else scale.seeds
 
 
 def cpu_name() -> str:
@@ -178,39 +170,38 @@ def cpu_name() -> str:
 
 def read(claim: Claim, scale: str, out: Path) -> Result:
     """Return the stored result of a claim, without rows of earlier versions of its study."""
-    return from_json(claim, scale, _json(_path(out, scale, claim)))
+    return from_json(claim, scale, stored(out / scale / f"{claim.id}.json"))
 
 
 def write(result: Result, out: Path) -> None:
     """Add a result to the file of its claim, and to the result the rows that other runs have added."""
     if not result.rows and not result.failed:
         return
-    claim, path = result.claim, _path(out, result.scale, result.claim)
     require_open(out, result.scale)
     with shared_files(out, result.scale):
-        stored = from_json(claim, result.scale, _json(path))
-        for seed, row in stored.rows.items():
-            result.rows.setdefault(seed, row)
-        for seed, why in stored.failed.items():
-            result.failed.setdefault(seed, why)
-        for seed in result.rows:
-            result.failed.pop(seed, None)
-        result.methods.update({**stored.methods, **result.methods})
-        result.cpu = result.cpu or stored.cpu
-        text = json.dumps(to_json(result), indent=1) + "\n"
-        if not path.exists() or path.read_text() != text:
-            write_text(path, text)
+        other = read(result.claim, result.scale, out)
+        result.rows = other.rows | result.rows
+        failed = other.failed | result.failed
+        result.failed = {seed: why for seed, why in failed.items() if seed not in result.rows}
+        result.methods = other.methods | result.methods
+        result.cpu = result.cpu or other.cpu
+        replace_text(out / result.scale / f"{result.claim.id}.json", to_json(result))
 
 
 def note_time(out: Path, done: Done) -> None:
     """Add the seconds of a unit to `times.json`."""
-    require_open(out, done.unit.scale)
-    path = out / done.unit.scale / "times.json"
-    with shared_files(out, done.unit.scale):
-        seconds = _json(path)
-        of_claim = seconds.setdefault("networks" if done.rows is None else done.unit.id, {})
-        of_claim[done.network or str(done.unit.seed)] = round(done.seconds, 1)
-        write_text(path, json.dumps(seconds, indent=1, sort_keys=True) + "\n")
+    unit = done.unit
+    require_open(out, unit.scale)
+    with shared_files(out, unit.scale):
+        seconds = times(out, unit.scale)
+        of_kind = seconds.setdefault("networks" if unit.network else unit.id, {})
+        of_kind[unit.network or str(unit.seed)] = round(done.seconds, 1)
+        replace_text(out / unit.scale / "times.json", dict(sorted(seconds.items())))
+
+
+def times(out: Path, scale: str) -> dict[str, dict[str, float]]:
+    """Return seconds by claim and seed, and under `networks` by network."""
+    return stored(out / scale / "times.json")
 
 
 def require_open(out: Path, scale: str) -> None:
@@ -222,7 +213,7 @@ def require_open(out: Path, scale: str) -> None:
 def stored_verdict(claim: Claim, scale: str, out: Path) -> str:
     """Return the verdict to show: for a frozen edition the stored one, which is never judged again."""
     if (out / scale / FROZEN).exists():
-        return str(_json(_path(out, scale, claim)).get("verdict", NOT_YET))
+        return str(stored(out / scale / f"{claim.id}.json").get("verdict", NOT_YET))
     return read(claim, scale, out).verdict
 
 
@@ -231,16 +222,8 @@ def shared_files(out: Path, scale: str) -> AbstractContextManager[None]:
     return locked(out / scale / ".lock")
 
 
-def times(out: Path, scale: str) -> dict[str, dict[str, float]]:
-    """Return seconds by claim and seed, and under `networks` by network."""
-    return _json(out / scale / "times.json")
-
-
-def _path(out: Path, scale: str, claim: Claim) -> Path:
-    return out / scale / f"{claim.id}.json"
-
-
-def _json(path: Path) -> dict[str, Any]:
+def stored(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of results; nothing if there is no such file."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -248,3 +231,10 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise BadInput(f"{path} cannot be read as results; move it away to start anew") from None
     return content if isinstance(content, dict) else {}
+
+
+def replace_text(path: Path, content: Any) -> None:
+    """Write text, or other content as JSON, unless the file already contains it."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
+    if not path.exists() or path.read_text() != text:
+        write_text(path, text)

@@ -102,7 +102,7 @@ def mixed(percent: int) -> Net:
         Above("0 % clean", "100 % clean", exempt=SMALL),
         Above("0 % clean", "fewest clean but none", effect=0.005, exempt=SMALL),
     ],
-    networks=lambda s: [mixed(k) for k in PERCENT_CLEAN[s.tables]], minutes=3,
+    networks=lambda s: [mixed(k) for k in PERCENT_CLEAN[s.tables]],
     needs=[Needs("0 % clean", LEARNED.least)],
 )  # fmt: skip
 def fewer_clean_images(bench: Bench) -> dict[str, float]:
@@ -129,7 +129,7 @@ LONGER = {"laptop": (10, 20, 50, 100, 200)}
         Close("adv only, late drop", 0.0, margin=0.03),
         Above("mixed, late drop", "adv only, late drop", exempt=SMALL),
     ],
-    networks=[ADV, MIXED, MBN], needs=[LEARNED], minutes=4, tables=lambda s: LONGER.get(s.tables),
+    networks=[ADV, MIXED, MBN], needs=[LEARNED], tables=lambda s: LONGER.get(s.tables),
 )  # fmt: skip
 def curves(bench: Bench) -> dict[str, float]:
     """Measure robust accuracy over the iterations of the attack."""
@@ -152,7 +152,7 @@ def curves(bench: Bench) -> dict[str, float]:
     "Adversarial logit pairing helps the mixed training only a little",
     figures={"mixed, robust": "20.9", "mixed + ALP, robust": "23.0", "adv only, robust": "39.2"},
     tests=[Close("mixed + ALP, robust", "mixed, robust", margin=0.05)],
-    networks=[MIXED, ALP, ADV], needs=[LEARNED], minutes=2,
+    networks=[MIXED, ALP, ADV], needs=[LEARNED],
 )  # fmt: skip
 def logit_pairing(bench: Bench) -> dict[str, float]:
     """Measure mixed training with and without logit pairing."""
@@ -174,7 +174,7 @@ def logit_pairing(bench: Bench) -> dict[str, float]:
         Close("MBN clean, clean", "clean only, clean", margin=0.03),
         Above("MBN adv, robust", "mixed, robust", exempt=SMALL),
     ],
-    networks=[ADV, MIXED, MBN, AFFINE, STATISTICS, CLEAN], headline=True, needs=[LEARNED], minutes=7,
+    networks=[ADV, MIXED, MBN, AFFINE, STATISTICS, CLEAN], headline=True, needs=[LEARNED],
 )  # fmt: skip
 def mixture_restores(bench: Bench) -> dict[str, float]:
     """Measure both branches of Mixture BN, its controls, and attacks across branches."""
@@ -218,7 +218,7 @@ def mixture_restores(bench: Bench) -> dict[str, float]:
         Close("MBN + ALP adv, robust", "MBN adv, robust", margin=0.05),
         Close("MBN + ALP clean, clean", "clean only, clean", margin=0.05),
     ],
-    networks=[MBN, MBN_ALP, CLEAN, ADV], needs=[LEARNED], minutes=2,
+    networks=[MBN, MBN_ALP, CLEAN, ADV], needs=[LEARNED],
 )  # fmt: skip
 def mixture_with_pairing(bench: Bench) -> dict[str, float]:
     """Measure Mixture BN with and without logit pairing."""
@@ -257,7 +257,7 @@ MEMORY = 19
         Above("fraction of channels whose adversarial variance is larger", 0.5, effect=0.05),
         Above("fraction of channels whose adversarial mean is larger", 0.5, effect=0.05),
     ],
-    networks=[MBN], minutes=0.3, version=2,
+    networks=[MBN], version=2,
 )  # fmt: skip
 def branch_statistics(bench: Bench) -> dict[str, float]:
     """Measure differences of the branches in stds of the clean branch, averaged over all channels.
@@ -305,7 +305,7 @@ def branch_statistics(bench: Bench) -> dict[str, float]:
         Close("GN mixed, robust", "GN adv only, robust", margin=0.05),
         Above("GN mixed, robust", "mixed, robust", exempt=SMALL),
     ],
-    networks=[GN_MIXED, GN_ADV, MIXED, ADV], minutes=3,
+    networks=[GN_MIXED, GN_ADV, MIXED, ADV],
     needs=[LEARNED, Needs("GN adv only, robust", LEARNED.least)],
 )  # fmt: skip
 def group_norm(bench: Bench) -> dict[str, float]:
@@ -328,7 +328,7 @@ def group_norm(bench: Bench) -> dict[str, float]:
             "means, worst tenth of channels, beyond sampling noise",
         ),
     ],
-    networks=[ADV, CLEAN], minutes=0.5, version=3,
+    networks=[ADV, CLEAN], version=3,
 )  # fmt: skip
 def batch_against_running(bench: Bench) -> dict[str, float]:
     """Measure batch against running statistics on adversarial training batches, with a clean control."""
@@ -386,6 +386,7 @@ POLICY = {
     "MBN": (MBN, MBN_RUNNING, BranchMode("adv")),
     "MBN + ALP": (MBN_ALP, MBN_ALP_RUNNING, BranchMode("adv")),
 }
+PAPER_GAINS = {"adv only": 0.03, "MBN": 0.016, "MBN + ALP": 0.028}
 
 
 @claim(
@@ -396,9 +397,9 @@ POLICY = {
         "adv only, gain": "+3.0", "MBN, gain": "+1.6", "MBN + ALP, gain": "+2.8",
         "every training attack": "table 5: 12 of 12 settings gain",
     },
-    tests=[Above(f"{name}, gain", 0.0) for name in POLICY],
+    tests=[Above(f"{name}, gain", 0.0, paper=PAPER_GAINS.get(name)) for name in POLICY],
     networks=[net for plain, policy, _ in POLICY.values() for net in (plain, policy)],
-    headline=True, minutes=6,
+    headline=True,
 )  # fmt: skip
 def running_statistics(bench: Bench) -> dict[str, float]:
     """Measure the gain of running statistics in the last epochs of training."""
@@ -432,14 +433,14 @@ ALL_TO_CLEAN = Net("mix-bn-finetune-paper", {**ALIKE, "norm.only": False}, start
         "adv only, clean": "62.3", "BNs tuned to clean, clean": "73", "BNs tuned to adversarial, robust": "0",
     },
     tests=[
-        Above("BNs tuned to clean, clean", "adv only, clean", by=0.05, effect=0.0),
+        Above("BNs tuned to clean, clean", "adv only, clean", by=0.05, effect=0.0, paper=0.057),
         Close("BNs tuned to adversarial, robust", "clean only, robust", margin=0.05),
     ],
     networks=[ADV, CLEAN, TO_CLEAN, TO_ADV, ALL_TO_ADV, ALL_TO_CLEAN],
     needs=[
         Needs("all weights tuned to adversarial, robust", LEARNED.least),
         Needs("all weights tuned to clean, gain", 0.05),
-    ], minutes=2.5, version=2,
+    ], version=2,
     changed="robustness counted from chance (0.1) up; the floor is what the clean network keeps",
 )  # fmt: skip
 def tuned_norms(bench: Bench) -> dict[str, float]:
@@ -474,7 +475,7 @@ DEEP_CLEAN = Net(
         Above("adv only, gain from depth", 0.0),
         Above("adv only, gain from depth", "clean only, gain from depth", by=0.01, effect=0.0),
     ],
-    networks=[ADV_RUNNING, DEEP_ADV, CLEAN, DEEP_CLEAN], minutes=3,
+    networks=[ADV_RUNNING, DEEP_ADV, CLEAN, DEEP_CLEAN],
 )  # fmt: skip
 def depth(bench: Bench) -> dict[str, float]:
     """Measure robust accuracy of adversarial training and clean accuracy of clean training at two depths.
@@ -499,7 +500,7 @@ def depth(bench: Bench) -> dict[str, float]:
         Above("MBN adv, robust", "MBN adv, weak attack, robust"),
         Above("mixed, lost with the weak attack", "adv only, lost with the weak attack", exempt=SMALL),
     ],
-    networks=[ADV, ADV_WEAK, MBN, MBN_WEAK, MIXED, MIXED_WEAK], needs=[LEARNED], minutes=4,
+    networks=[ADV, ADV_WEAK, MBN, MBN_WEAK, MIXED, MIXED_WEAK], needs=[LEARNED],
 )  # fmt: skip
 def training_attack(bench: Bench) -> dict[str, float]:
     """Measure robust accuracy after training with a strong and with a weak attack."""
@@ -540,7 +541,7 @@ def batched(scale: str, size: int) -> Net:
         Above("middle batch", "mean of smallest and largest", effect=0.005),
     ],
     networks=lambda s: [batched(s.tables, size) for size in BATCHES[s.tables]],
-    needs=[Needs("middle batch", LEARNED.least)], minutes=2.5,
+    needs=[Needs("middle batch", LEARNED.least)],
 )  # fmt: skip
 def batch_size(bench: Bench) -> dict[str, float]:
     """Measure robust accuracy over training batch sizes."""
@@ -589,7 +590,7 @@ ALP_DEPTH = Net("mix-mixed-paper", {**PAIRING, **SHALLOWER})
         Close("ALP, other start, robust", "ALP, robust", margin=0.05),
         Close("ALP, other depth, robust", "ALP, robust", margin=0.05),
     ],
-    networks=[ALP, ALP_WEAK, ALP_RMSPROP, ALP_START, ALP_DEPTH, ADV], needs=[LEARNED], minutes=4,
+    networks=[ALP, ALP_WEAK, ALP_RMSPROP, ALP_START, ALP_DEPTH, ADV], needs=[LEARNED],
 )  # fmt: skip
 def pairing_explained(bench: Bench) -> dict[str, float]:
     """Measure logit pairing with other attacks, optimizers, starts and depths in training."""
@@ -606,7 +607,7 @@ def pairing_explained(bench: Bench) -> dict[str, float]:
     "robust",
     figures={"all": "section 4.2, no numbers"},
     tests=[Above("mixed, eps 8, robust", "adv only, eps 8, robust", by=-0.05, effect=0.0, exempt=SMALL)],
-    networks=[ADV_8, MIXED_8, ADV, MIXED], needs=[Needs("adv only, eps 8, robust", LEARNED.least)], minutes=3,
+    networks=[ADV_8, MIXED_8, ADV, MIXED], needs=[Needs("adv only, eps 8, robust", LEARNED.least)],
 )  # fmt: skip
 def exceptions(bench: Bench) -> dict[str, float]:
     """Measure mixed and adversarial training at a small eps."""

@@ -31,12 +31,6 @@ def small(value: Any) -> Callable[[Scale], Any]:
     return lambda scale: None if scale.name == "paper" else value
 
 
-RATE = 1900.0
-"""Images per second of standard training, ResNet-8 of width 16, two cores of a laptop."""
-ATTACK_PASS = 0.45
-"""Cost of an attack step relative to a standard training step: weights need no gradient."""
-
-
 @dataclass(frozen=True, eq=False)
 class Net:
     """A network that claims train or load."""
@@ -84,15 +78,6 @@ class Net:
         if self.data is not None and self.data.of is not None:
             yield from self.data.of.source.needs()
             yield self.data.of.source
-
-    def seconds(self, scale: Scale) -> float:
-        """Return an estimate of its training time at laptop scale, without the networks that it needs."""
-        recipe = self.at(scale, 0)
-        passes = recipe.objective.passes(recipe.batch_size)
-        steps = getattr(getattr(recipe.objective, "attack", None), "steps", 0)
-        cost = (passes.forward + 2 * passes.backward) / 3 - steps * (1 - ATTACK_PASS)
-        images = min(recipe.data.images or 50_000, (scale.made or 50_000) if self.data else 50_000)
-        return images * recipe.epochs * max(cost, 1.0) * _size(recipe.model) / RATE
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,14 +135,3 @@ def _has(given: Mapping[str, Any], key: str) -> bool:
     return isinstance(inner, Mapping) and (
         ("." not in rest and rest in inner) or ("." in rest and _has(inner, rest))
     )
-
-
-def _size(model: str) -> float:
-    """Estimate the cost relative to ResNet-8 of width 16: linear in the depth, quadratic in the width."""
-    from trimtab.models import parse
-
-    source = parse(model)
-    digits = "".join(c for c in source.name.split("_")[0] if c.isdigit())
-    plain = 16 if source.name.startswith(("resnet", "wrn")) else 64
-    wide = float(source.arguments.get("width", plain)) / 16
-    return max(int(digits or 8) / 8, 0.5) * wide**2

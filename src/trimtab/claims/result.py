@@ -1,10 +1,16 @@
-"""The measurements of a claim at a scale: rows by seed, the judgements that follow, and both as JSON."""
+"""The measurements of a claim at a scale: rows by seed, what follows from them, and both as JSON.
+
+`summary` is all that the ledger says of a claim. The file of a claim adds the rows, the outcomes of every
+image and what they depend on: a hash of the settings (the claim's version, the scale's amounts, its networks,
+its own tables), and the versions of the methods that measured. If one of them is different now, the claim
+must be run again; so must a seed that lacks a row which the tests need.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -16,10 +22,11 @@ from trimtab.claims.claim import Claim
 from trimtab.claims.methods import changed
 from trimtab.claims.power import PerImage, pack, unpack
 from trimtab.claims.scales import scale_of
+from trimtab.claims.verdicts import Judgement
 from trimtab.runtime.fingerprint import describe, digest
 
-Rows = dict[int, dict[str, Any]]
-"""By seed: numbers by name, or lists of one per image."""
+Rows = dict[int, dict[str, float]]
+"""By seed: numbers by name."""
 NOT_YET = "not run yet"
 AGAIN = "must be run again"
 
@@ -32,7 +39,7 @@ class Result:
     """The claim."""
     scale: str
     """Name of the scale."""
-    rows: Rows
+    rows: Rows = field(default_factory=dict)
     """By seed."""
     failed: dict[int, str] = field(default_factory=dict)
     """By seed: the error that ended its measurement."""
@@ -49,55 +56,55 @@ class Result:
         return sorted(self.rows)
 
     @property
-    def judgements(self) -> list[verdicts.Judgement]:
+    def planned(self) -> int:
+        """The number of seeds that the scale plans."""
+        at = scale_of(self.scale, self.claim.paper)
+        return at.headline if self.claim.headline else at.seeds
+
+    @property
+    def judgements(self) -> list[Judgement]:
         """The outcome of each test; none without rows."""
-        rows = units(self.claim, self.rows)
+        rows = [self.rows[seed] for seed in self.seeds]
         return [test.judge(rows) for test in self.claim.tests] if rows else []
 
     @property
     def unmet(self) -> list[str]:
-        """The preconditions that are not met: under every seed, or for images on average."""
-        rows = units(self.claim, self.rows)
-        if not rows:
-            return []
-        over_images = self.claim.unit == "image"
-        checked = (
-            need.unmet_on_average(rows) if over_images else need.unmet(rows) for need in self.claim.needs
-        )
-        return [message for message in checked if message]
+        """The preconditions that are not met under every seed."""
+        rows = [self.rows[seed] for seed in self.seeds]
+        return [message for need in self.claim.needs if (message := need.unmet(rows))]
 
     @property
     def verdict(self) -> str:
-        """The verdict of the claim."""
+        """The verdict of the claim; provisional while seeds are missing, since a test must not stop early."""
+        if not self.rows and not self.failed:
+            return AGAIN if self.outdated else NOT_YET
         if self.failed:
             return verdicts.INCONCLUSIVE
-        if not self.rows:
-            return AGAIN if self.outdated else NOT_YET
         if self.unmet:
             return verdicts.TOO_WEAK
         return verdicts.overall(self.judgements, small=self.scale != "paper")
 
     @property
-    def tally(self) -> str:
-        """How many parts are reproduced."""
-        return verdicts.tally(self.judgements, small=self.scale != "paper") if self.rows else ""
-
-    @property
     def note(self) -> str:
         """Why the tests are not conclusive: failed seeds and preconditions that are not met."""
-        reasons = [f"seed {seed} failed ({why})" for seed, why in sorted(self.failed.items())]
-        if self.unmet:
-            reasons.append("; ".join(self.unmet))
-        return "; ".join(reasons)
+        failed = [f"seed {seed} failed ({why})" for seed, why in sorted(self.failed.items())]
+        return "; ".join([*failed, *self.unmet])
 
     @property
     def means(self) -> dict[str, float]:
-        """Every row, averaged over seeds (and images); rows with a value that is not finite are omitted."""
+        """Every row, averaged over seeds; rows with a value that is not finite are omitted."""
         names = dict.fromkeys(name for row in self.rows.values() for name in row)
         averages = {
-            name: fmean(_flat([row[name] for row in self.rows.values() if name in row])) for name in names
+            name: fmean(float(row[name]) for row in self.rows.values() if name in row) for name in names
         }
         return {name: value for name, value in averages.items() if math.isfinite(value)}
+
+    @property
+    def images(self) -> int | None:
+        """The number of test images that the tests' outcomes are of; None where only means are known."""
+        tested = {name for test in self.claim.tests for name in test.names}
+        values = [row[name] for row in self.rows.values() for name in tested & row.keys()]
+        return max((len(value.values) for value in values if isinstance(value, PerImage)), default=None)
 
     @property
     def command(self) -> str:
@@ -106,16 +113,47 @@ class Result:
         return f"{command} --seeds {max(tried) + 1}" if tried else command
 
 
-def units(claim: Claim, rows: Rows) -> list[dict[str, float]]:
-    """Return what intervals are over: a row per seed, or per image with values averaged over the seeds."""
-    if claim.unit == "seed":
-        return [rows[seed] for seed in sorted(rows)]
-    columns: dict[str, list[float]] = {}
-    for name in dict.fromkeys(name for row in rows.values() for name in row):
-        by_seed = [row[name] for row in rows.values() if isinstance(row.get(name), list)]
-        if by_seed and len({len(values) for values in by_seed}) == 1:
-            columns[name] = [fmean(values) for values in zip(*by_seed, strict=True)]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=False)]
+def summary(result: Result) -> dict[str, Any]:
+    """Return what the ledger says of a claim, as JSON values."""
+    claim = result.claim
+    return {
+        "id": claim.id,
+        "claim": claim.sentence,
+        "paper": claim.paper,
+        "scale": result.scale,
+        "verdict": result.verdict,
+        "provisional": 0 < len(result.rows) < result.planned,
+        "reason": result.note,
+        "parts": verdicts.tally(result.judgements, small=result.scale != "paper"),
+        "tests": [_part(judged) for judged in result.judgements],
+        "preconditions": [str(need) for need in claim.needs],
+        "changed after numbers were seen": claim.changed,
+        "seeds": result.seeds,
+        "planned seeds": result.planned,
+        "failed": {str(seed): result.failed[seed] for seed in sorted(result.failed)},
+        "images": result.images,
+        "figures": dict(claim.figures),
+        "means": result.means,
+        "command": result.command,
+        "cpu": result.cpu,
+    }
+
+
+def _part(judged: Judgement) -> dict[str, Any]:
+    """Return a part of a claim as data."""
+    values = {
+        "test": judged.test,
+        "verdict": judged.verdict,
+        "note": judged.note,
+        "effect": judged.mean,
+        "interval": judged.interval and list(judged.interval),
+        "level": judged.level,
+        "over": judged.over,
+        "detectable effect": judged.detectable,
+        "the paper's effect": judged.paper,
+        "the paper's exception": judged.exempt,
+    }
+    return {name: _finite(value) for name, value in values.items()}
 
 
 def settings(claim: Claim, scale: str) -> str:
@@ -130,96 +168,49 @@ def settings(claim: Claim, scale: str) -> str:
     return digest(about)
 
 
-# ---- as JSON -------------------------------------------------------------------------------------------
-
-
 def to_json(result: Result) -> dict[str, Any]:
-    """Return a result as the content of its file."""
-    claim = result.claim
-    return {
-        "id": claim.id,
-        "claim": claim.sentence,
-        "scale": result.scale,
-        "verdict": result.verdict,
-        "note": result.note,
-        "parts": result.tally,
-        "changed after numbers were seen": claim.changed,
-        "needs": [str(need) for need in claim.needs],
-        "tests": [
-            {name: _finite(value) for name, value in asdict(judgement).items()}
-            for judgement in result.judgements
-        ],
-        "unit": claim.unit,
-        "paper": dict(claim.figures),
-        "means": {name: _finite(value) for name, value in result.means.items()},
-        "rows": {str(seed): _encoded(result.rows[seed]) for seed in result.seeds},
-        "outcomes": {str(seed): packed for seed in result.seeds if (packed := _packed(result.rows[seed]))},
-        "failed": {str(seed): result.failed[seed] for seed in sorted(result.failed)},
-        "command": result.command,
-        "cpu": result.cpu,
+    """Return a result as the content of its file: the summary, the rows, and what they depend on."""
+    outcomes = {
+        str(seed): {name: pack(value) for name, value in row.items() if isinstance(value, PerImage)}
+        for seed, row in sorted(result.rows.items())
+    }
+    return summary(result) | {
+        "rows": {
+            str(seed): {name: _finite(float(value)) for name, value in row.items()}
+            for seed, row in sorted(result.rows.items())
+        },
+        "outcomes": {seed: packed for seed, packed in outcomes.items() if packed},
         "versions": {"trimtab": trimtab.__version__, "torch": torch.__version__},
         "methods": dict(sorted(result.methods.items())),
-        "settings": settings(claim, result.scale),
+        "settings": settings(result.claim, result.scale),
     }
 
 
 def from_json(claim: Claim, scale: str, content: Mapping[str, Any]) -> Result:
     """Return the result in a file's content, without rows that an earlier version of the study measured."""
     if not content:
-        return Result(claim, scale, {})
+        return Result(claim, scale)
     methods = content.get("methods", {})
     if content.get("settings") != settings(claim, scale) or changed(methods):
-        return Result(claim, scale, {}, outdated=True)
+        return Result(claim, scale, outdated=True)
     required = {name for test in (*claim.tests, *claim.needs) for name in test.names}
-    outcomes = content.get("outcomes", {})
-    rows = {int(seed): _decoded(row, outcomes.get(seed, {})) for seed, row in content["rows"].items()}
+    rows: Rows = {}
+    for seed, row in content["rows"].items():
+        numbers = {name: math.nan if value is None else value for name, value in row.items()}
+        outcomes = {name: unpack(text) for name, text in content["outcomes"].get(seed, {}).items()}
+        rows[int(seed)] = numbers | outcomes
     complete = {seed: row for seed, row in rows.items() if required <= row.keys()}
-    failed = {int(seed): why for seed, why in content.get("failed", {}).items()}
-    outdated = len(complete) < len(rows)
-    return Result(claim, scale, complete, failed, dict(methods), outdated, str(content.get("cpu", "")))
+    failed = {int(seed): why for seed, why in content["failed"].items()}
+    return Result(
+        claim, scale, complete, failed, dict(methods), len(complete) < len(rows), str(content["cpu"])
+    )
 
 
-def plain(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rows as Python numbers and lists; per-image outcomes exactly as the file will contain them."""
-
-    def converted(row: Any) -> Any:
-        if isinstance(row, PerImage):
-            packed = pack(row)
-            return unpack(packed) if packed else float(row)
-        return row.tolist() if isinstance(row, torch.Tensor) else row
-
-    return {name: converted(row) for name, row in rows.items()}
-
-
-def _packed(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the per-image outcomes, bit-packed."""
-    return {name: pack(value) for name, value in row.items() if isinstance(value, PerImage)}
-
-
-def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON: a column of images is one line of text."""
-    return {name: _text(value) if isinstance(value, list) else _finite(value) for name, value in row.items()}
-
-
-def _decoded(row: Mapping[str, Any], outcomes: Mapping[str, str]) -> dict[str, Any]:
-    def value_of(name: str, stored: Any) -> Any:
-        if name in outcomes:
-            return unpack(outcomes[name])
-        if isinstance(stored, str):
-            return [float(number) for number in stored.split()]
-        return math.nan if stored is None else stored
-
-    return {name: value_of(name, stored) for name, stored in row.items()}
-
-
-def _text(values: Sequence[float]) -> str:
-    return " ".join(repr(float(value)).removesuffix(".0") for value in values)
+def plain(rows: Mapping[str, Any]) -> dict[str, float]:
+    """Return rows as numbers; per-image outcomes exactly as the file will contain them."""
+    packed = {name: pack(row) if isinstance(row, PerImage) else "" for name, row in rows.items()}
+    return {name: unpack(packed[name]) if packed[name] else float(row) for name, row in rows.items()}
 
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _flat(values: Sequence[Any]) -> Iterator[float]:
-    for value in values:
-        yield from value if isinstance(value, list) else [value]

@@ -2,8 +2,7 @@
 
 A study is written once, over the paper's shipped recipes. A scale replaces their data, network, length,
 optimizer and attack steps (`changes`, by dotted key), and sets how much is measured; a study may replace
-more. Claims and tests are the same at each scale. The ledger's page lists what is less than was planned
-(`PLANNED`).
+more. Claims and tests are the same at each scale.
 
     smoke    the embedded sample, a network of a few thousand weights, seconds
     laptop   CIFAR-10, ResNet-8 of width 16, two CPU cores; measured there: standard training 1,900 images
@@ -196,45 +195,6 @@ def scale_of(name: str, paper: str) -> Scale:
     if name not in scales:
         raise BadInput(f"there is no scale {name!r}; there are {', '.join(NAMES)}")
     return BY_PAPER[name].get(paper, scales[name])
-
-
-PLANNED = {
-    "laptop": {
-        ("mix", "training images"): 10_000,
-        ("ada", "noise samples per certificate"): 10_000,
-        ("ada", "certified images"): 200,
-        ("lig", "images of a constructed set"): 10_000,
-    }
-}
-"""Amounts that were planned before the studies were reduced to a day on two cores."""
-
-
-def amounts(scale: Scale) -> dict[str, int | str | None]:
-    """Return how much a scale trains and measures; None stands for all, or the papers' recipes."""
-    changes = scale.changes
-    return {
-        "training images": changes.get("data.images"),
-        "epochs": changes.get("epochs"),
-        "attack steps in training": changes.get("objective.attack.steps"),
-        "precision of their gradients": changes.get("objective.attack.precision"),
-        "epochs of fine-tuning": scale.tuning_epochs if changes else None,
-        "test images": scale.test,
-        "images under attack": scale.attacked,
-        "steps of targeted PGD (MIX)": scale.marks[-1],
-        "steps of other attacks": scale.steps,
-        "steps of attacks on adaptive classifiers": scale.long_steps,
-        "images under each corruption": scale.corrupted,
-        "severities": " ".join(map(str, scale.severities)),
-        "images per batch of adaptive BN": scale.batch,
-        "certified images": scale.certified,
-        "noise samples per certificate": scale.draws,
-        "images of a constructed set": scale.made,
-        "steps of D_R and D_NR": scale.match_steps,
-        "length of their steps (l2)": f"{scale.match_step:g}",
-        "steps of D_rand and D_conflict": scale.label_steps,
-        "images for LIGS": scale.watched,
-        "seeds (headline claims)": f"{scale.seeds} ({scale.headline})",
-    }
 
 
 @dataclass(frozen=True)

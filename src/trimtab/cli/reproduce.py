@@ -37,12 +37,14 @@ class Reproduce:
     """Where results go."""
     work: Path = Path(".trimtab/claims")
     """Where networks, constructed sets and measurements are kept and shared between claims."""
+    workers: Count = None
+    """Processes of the local engine, one per core (default 1: this process)."""
     threads: Count = None
-    """CPU threads of each worker."""
+    """CPU threads of each worker; 1 if there are several."""
     listed: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(name="list")] = False
-    """Only show claims, what they cost at this scale in minutes, and what is known of them."""
+    """Only show claims, the networks that they train, and what is known of them."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print what the selected claims cost at this scale, as --list does, and measure nothing."""
+    """Print what --list does, the budget and the detectable effects; measure nothing."""
     json: Json = False
 
     def run(self) -> int:
@@ -57,10 +59,8 @@ class Reproduce:
             raise BadInput("give a claim, a paper, headline or all; `trimtab reproduce --list` shows them")
         if self.listed or self.dry_run:
             return self._list(selected)
-        if self.scale == "desk" and not self.json:
-            before = [ledger.read(claim, self.scale, self.out) for claim in selected]
-            planned, left = page.hours_left(before, self.seeds)
-            console.err.print(f"Budget: {planned:.1f} hours on two cores, of which {left:.1f} are left.")
+        if not self.json:
+            self._show_plan(selected)
         problems: dict[str, str] = {}
         results = self._measured(ledger, selected, problems)
         page.publish(self.scale, self.out)
@@ -73,16 +73,35 @@ class Reproduce:
             console.err.print(f"{at} could not be measured: {problem}", markup=False)
         return 1 if problems else 0
 
+    def _show_plan(self, selected: list[Claim]) -> None:
+        """Print the budget and, before any number is known, the smallest effects that can be found."""
+        from trimtab.claims import plan
+        from trimtab.cli import console
+
+        budget = plan.budget(selected, self.scale, self.out, self.seeds)
+        console.out.print(f"Budget at scale {self.scale}: {budget}.")
+        rows = []
+        for claim in selected:
+            paper = {str(test): getattr(test, "paper", None) for test in claim.tests}
+            for test, effect in plan.detectable_before(claim, self.scale, self.out).items():
+                known = paper[test]
+                weak = "too small" if known is not None and effect > known / 2 else ""
+                rows.append([claim.id, test, f"{effect:.3f}", f"{known:.3f}" if known else "", weak])
+        if rows:
+            columns = ["id", "test", "detectable", "the paper's", "setting"]
+            console.table("The smallest effects that can be found", columns, rows, right=(2, 3))
+
     def _measured(self, ledger: Any, selected: list[Claim], problems: dict[str, str]) -> list[Result]:
         from trimtab.cli import console
 
+        workers = self.workers or 1
         where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
         with console.progress(f"{len(selected)} claims") as bar:
             parts = [0, 1]  # measured, in total
 
             def on_unit(done: Any, measured: int, total: int) -> None:
                 parts[:] = [measured, total]
-                if done.problem and not done.network:
+                if done.problem and not done.unit.network:
                     problems[f"{done.unit.id}, seed {done.unit.seed},"] = done.problem
                 bar(measured, total, f"{done.unit.id}, seed {done.unit.seed}")
 
@@ -93,7 +112,8 @@ class Reproduce:
                 selected,
                 **where,
                 engine=self.engine,
-                threads=self.threads,
+                workers=workers,
+                threads=self.threads or (1 if workers > 1 else None),
                 progress=on_progress,
                 on_done=on_unit,
             )
@@ -101,57 +121,41 @@ class Reproduce:
 
     def _show(self, results: list[Result]) -> None:
         from trimtab.claims.page import shown
+        from trimtab.claims.result import summary
         from trimtab.cli import console
 
+        entries = [summary(result) for result in results]
         if self.json:
-            console.as_json(
-                [
-                    {
-                        "id": result.claim.id,
-                        "verdict": result.verdict,
-                        "note": result.note,
-                        "tests": result.judgements,
-                        "means": result.means,
-                    }
-                    for result in results
-                ]
-            )
+            console.as_json(entries)
             return
-        for result in results:
-            console.out.print(f"[bold]{result.claim.id}[/bold] {result.claim.sentence}")
-            for judged in result.judgements:
-                console.out.print(f"  {judged.verdict:15} {judged.test}: {shown(judged)}", markup=False)
-            console.out.print(f"  [bold]{result.verdict}[/bold]{', ' if result.note else ''}{result.note}")
+        for entry in entries:
+            console.out.print(f"[bold]{entry['id']}[/bold] {entry['claim']}")
+            for part in entry["tests"]:
+                console.out.print(f"  {part['verdict']:15} {part['test']}: {shown(part)}", markup=False)
+            reason = f", {entry['reason']}" if entry["reason"] else ""
+            console.out.print(f"  [bold]{entry['verdict']}[/bold]{reason}")
         console.out.print(f"All rows are in {self.out / self.scale}, and a page: ledger.md", markup=False)
 
     def _list(self, selected: list[Claim]) -> int:
-        from trimtab.claims import ledger, page
+        from trimtab.claims import ledger, plan
         from trimtab.cli import console
 
-        verdicts = {claim.id: ledger.stored_verdict(claim, self.scale, self.out) for claim in selected}
-        costs = page.plan(selected, self.scale, self.seeds)
-        if self.json:
-            console.as_json([{**cost, "verdict": verdicts[cost["id"]]} for cost in costs])
-            return 0
-        rows = [
-            [
-                claim.id,
-                claim.sentence,
-                str(cost["seeds"]),
-                str(cost["networks"]),
-                _minutes(cost),
-                verdicts[claim.id],
-            ]
-            for claim, cost in zip(selected, costs, strict=True)
+        entries = [
+            {
+                "id": claim.id,
+                "claim": claim.sentence,
+                **vars(plan.budget([claim], self.scale, self.out, self.seeds)),
+                "detectable": plan.detectable_before(claim, self.scale, self.out),
+                "verdict": ledger.stored_verdict(claim, self.scale, self.out),
+            }
+            for claim in selected
         ]
-        total = sum(cost["minutes"] for cost in costs)
-        whole = "days on GPUs" if self.scale == "paper" else f"about {total:.0f} minutes on two cores"
-        columns = ["id", "claim", "seeds", "new networks", "minutes", "status"]
-        console.table(
-            f"{len(selected)} claims at scale {self.scale}: {whole}", columns, rows, right=(2, 3, 4)
-        )
+        if self.json:
+            console.as_json(entries)
+            return 0
+        rows = [[e["id"], e["claim"], f"{e['done']} of {e['units']}", e["verdict"]] for e in entries]
+        columns = ["id", "claim", "units done", "status"]
+        console.table(f"{len(selected)} claims at scale {self.scale}", columns, rows, right=(2,))
+        if self.dry_run:
+            self._show_plan(selected)
         return 0
-
-
-def _minutes(cost: Any) -> str:
-    return "" if cost["minutes"] != cost["minutes"] else f"{cost['minutes']:.0f}"
