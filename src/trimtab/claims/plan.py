@@ -24,7 +24,7 @@ from trimtab.claims.verdicts import Above
 FIRST = "laptop"
 """The edition whose spread is used."""
 CORES = 2
-"""The planned hours are of so many cores."""
+"""Number of cores that the planned hours assume."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ def budget(claims: Sequence[Claim], scale: str, out: Path, seeds: int | None = N
         out: Folder of the results.
         seeds: Seeds per claim; by default the number that the scale plans.
     """
-    seconds, rows = ledger.times(out, scale), {one.id: ledger.read(one, scale, out).rows for one in claims}
+    seconds, rows = (
+        ledger.times(out, scale),
+        {claim.id: ledger.read(claim, scale, out).rows for claim in claims},
+    )
     chosen = [Unit(claim.id, scale, seed, "") for claim, seed in ledger.in_order(claims, scale, seeds)]
     all_units = list(with_networks(chosen))
     row_of = {id: row for row in WAVE1 for id in row.ids} if scale == "desk" else {}
@@ -87,10 +90,10 @@ def detectable_before(claim: Claim, scale: str, out: Path) -> dict[str, float]:
         out: Folder of the results, with those of the first edition.
     """
     rows = list(ledger.stored(out / FIRST / f"{claim.id}.json").get("rows", {}).values())
-    seeds, found = Result(claim, scale).planned, {}
+    seeds, effects = Result(claim, scale).planned, {}
     for test in claim.tests:
         if isinstance(test, Above) and len(rows) > 1 and all({*test.names} <= row.keys() for row in rows):
             measured = test.judge(rows).detectable or math.nan
             std = measured / power.detectable(1.0, len(rows), test.level)
-            found[str(test)] = power.detectable(std, seeds, test.level)
-    return found
+            effects[str(test)] = power.detectable(std, seeds, test.level)
+    return effects
