@@ -7,13 +7,15 @@ methods that it uses; the ledger stores them with the rows, and rows of an older
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 from trimtab import attacks, construct, evaluate
 from trimtab.claims import conditions
-from trimtab.evaluate.certified import Certified
+from trimtab.evaluate import certified
 from trimtab.runtime.fingerprint import describe
+
+PLACES = (attacks, construct, evaluate, certified, conditions)
+"""Where methods that studies may use are defined."""
 
 
 def used(method: Any) -> dict[str, int]:
@@ -27,19 +29,10 @@ def used(method: Any) -> dict[str, int]:
 
 def changed(recorded: Mapping[str, int]) -> list[str]:
     """Return the methods whose version is different now, or that no longer exist."""
-    now = current()
-    return [name for name, version in recorded.items() if now.get(name) != version]
-
-
-def current() -> dict[str, int]:
-    """Return the versions of all methods that studies may use."""
-    places: tuple[ModuleType, ...] = (attacks, construct, evaluate, conditions)
-    known = {name: value for place in places for name, value in vars(place).items()}
-    known["Certified"] = Certified
     versions = {
-        name: getattr(kind, "version", None) for name, kind in known.items() if isinstance(kind, type)
+        name: [getattr(getattr(place, name, None), "version", None) for place in PLACES] for name in recorded
     }
-    return {name: version for name, version in versions.items() if isinstance(version, int)}
+    return [name for name, version in recorded.items() if version not in versions[name]]
 
 
 def _walk(described: Any) -> Iterator[tuple[str, int]]:
