@@ -248,7 +248,7 @@ def test_json_has_null_where_a_number_is_not_known(capsys):
 
     code, out, _ = say(capsys, "reproduce", "--list", "--scale", "paper", "--json")
     assert code == 0
-    assert None in [claim["minutes"] for claim in json.loads(out, parse_constant=refuse)]
+    assert None in [claim["left"] for claim in json.loads(out, parse_constant=refuse)]
 
 
 def test_a_set_that_was_not_checked_is_not_called_right(capsys, tmp_path, monkeypatch):
