@@ -319,7 +319,8 @@ def test_a_file_that_is_no_scorecard_is_named(capsys):
 
 def test_judgements_of_a_claim_are_objects_for_scripts(capsys):
     told = json.loads(say(capsys, "reproduce", "APA-8", "--scale", "smoke", "--json")[1])
-    assert all({"test", "effect", "interval", "verdict"} <= test.keys() for claim in told for test in claim["tests"])
+    parts = [test for claim in told for test in claim["tests"]]
+    assert all({"test", "effect", "interval", "verdict"} <= part.keys() for part in parts)
 
 
 def test_the_lens_tells_of_classes_in_another_order(capsys):

@@ -84,7 +84,7 @@ class Done:
     rows: Mapping[str, Any] | None = None
     """The measured rows; None of a network, and after an error."""
     seconds: float = 0.0
-    """Wall time."""
+    """CPU time, which other work on the machine does not lengthen."""
     problem: str = ""
     """The error that ended the work; empty without one."""
     refused: bool = False
@@ -99,7 +99,7 @@ def perform(unit: Unit, progress: Progress | None = None) -> Done:
     """Train the network of a unit, or measure its claim; an error is part of the outcome."""
     import torch
 
-    start, rows = time.perf_counter(), None
+    start, rows = time.process_time(), None
     if unit.threads is not None:
         torch.set_num_threads(unit.threads)
     bench = unit.bench(progress)
@@ -114,8 +114,8 @@ def perform(unit: Unit, progress: Progress | None = None) -> Done:
             raise
         return Done(unit, stopped=True)
     except Exception as problem:
-        return failure(unit, problem, time.perf_counter() - start)
-    return Done(unit, rows, time.perf_counter() - start, methods=bench.methods)
+        return failure(unit, problem, time.process_time() - start)
+    return Done(unit, rows, time.process_time() - start, methods=bench.methods)
 
 
 def failure(unit: Unit, problem: BaseException, seconds: float = 0.0) -> Done:
