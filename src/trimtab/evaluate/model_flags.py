@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab import norm
+from trimtab import adapt, norm
 from trimtab.attacks import guard
 from trimtab.data import Batch, Images
 from trimtab.evaluate.bn_modes import BranchMode, RunningMode
@@ -49,6 +49,10 @@ def first_flags(cells: Sequence[Cell], measured: Sequence[Columns]) -> Iterator[
         faults = range_faults(model, batch.x)
         layers = norm.audit(model).layers
         image_flags = list(other_images(model, batch, cell.subject.data))
+    if any(isinstance(module, adapt.Router) for module in cell.subject.model.modules()):
+        observed = "branches are chosen by the images' statistics, and a router is no defense"
+        advice = "attack it with blend=True, which differentiates the choice, and quote the worst branch, too"
+        yield Flag("router", observed, advice)
     for fault in faults:
         yield Flag("normalization", fault, "give the model the mean and std that it was trained with")
     yield from image_flags

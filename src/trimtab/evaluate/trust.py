@@ -5,6 +5,7 @@ what was measured and what to do. Comparisons are between the same images, and c
 them in less than one case of a thousand, so that a sound model raises none.
 
     modes, stochastic, batch, non-finite     the model is not one function of the image
+    router                                   branches are chosen by statistics that an attacker can move
     normalization, shift                     pixels arrive normalized twice, never, or in another range; or
                                              the images are of another kind
     size, classes, order                     images of another size or set of classes, or class by class

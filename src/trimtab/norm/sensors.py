@@ -34,7 +34,7 @@ def sensor_layers(model: nn.Module, count: int) -> list[str]:
 
 @contextmanager
 def image_moments(
-    model: nn.Module, names: Sequence[str], rows: Tensor | slice = slice(None)
+    model: nn.Module, names: Sequence[str], rows: Tensor | slice = slice(None), gradients: bool = False
 ) -> Iterator[dict[str, ImageMoments]]:
     """Collect the per-image moments of what the named layers receive in one forward pass inside.
 
@@ -44,17 +44,18 @@ def image_moments(
         model: Any model with batch-norm layers.
         names: Their names, relative to the innermost module.
         rows: Which images of the batch to collect.
+        gradients: Whether the moments can be differentiated.
     """
     collected: dict[str, ImageMoments] = {}
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach()[rows]
+            x = (inputs[0] if gradients else inputs[0].detach())[rows]
             x = x.flatten(2) if x.dim() > 2 else x[..., None]  # (n, C, positions)
             if not len(x):
                 return
-            std, mean = torch.std_mean(x.float(), 2, correction=0)
-            collected[name] = ImageMoments(mean, std)
+            var, mean = torch.var_mean(x.float(), 2, correction=0)
+            collected[name] = ImageMoments(mean, var.clamp(min=1e-12).sqrt())  # sqrt has no gradient at 0
 
         return hook
 
