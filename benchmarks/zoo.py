@@ -34,7 +34,7 @@ from trimtab import cli, data, norm, train
 from trimtab.attacks import PGD, Linf
 from trimtab.data import ImageSet
 from trimtab.evaluate import BNMode, Flag, Row
-from trimtab.models import sources
+from trimtab.models import grammar
 from trimtab.models.files import DESCRIPTION, WEIGHTS
 from trimtab.types import BadInput, pretty
 
@@ -52,7 +52,7 @@ START, END = "<!-- table -->", "<!-- end of table -->"
 
 def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
     """Copy the result of a run into the zoo, and write its card."""
-    folder = sources.ZOO / name
+    folder = grammar.ZOO / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in (DESCRIPTION, WEIGHTS, "recipe.yaml"):
         shutil.copyfile(run / file, folder / file)
@@ -103,7 +103,7 @@ def scores(scored: dict[str, Any]) -> list[dict[str, Any]]:
 
 def rescore(name: str) -> None:
     """Run the command on a network's card again, and write its rows, flags and versions anew."""
-    folder = sources.ZOO / name
+    folder = grammar.ZOO / name
     card = json.loads((folder / "card.json").read_text())
     command = card["evaluate"].replace("--states", "--bn-modes")
     scored = evaluated(shlex.split(command)[1:])
@@ -245,7 +245,7 @@ def table() -> str:
         "trimtab, foolbox | flags | MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for file in sorted(sources.ZOO.glob("*/card.json")):
+    for file in sorted(grammar.ZOO.glob("*/card.json")):
         card = json.loads(file.read_text())
         by_mode: dict[BNMode, list[str]] = {}
         for row in rows_of(card):
@@ -283,7 +283,7 @@ def main(words: list[str] | None = None) -> int:
         rescore(name)
     if given.table:
         write_table()
-    taken = sum(file.stat().st_size for file in sources.ZOO.rglob("*") if file.is_file())
+    taken = sum(file.stat().st_size for file in grammar.ZOO.rglob("*") if file.is_file())
     print(f"the zoo takes {taken / 1e6:.2f} MB")
     return int(taken > MOST)
 

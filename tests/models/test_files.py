@@ -21,6 +21,14 @@ from trimtab.types import BadInput, InputSpec
 SPEC = InputSpec((32, 32), 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 
+def tv():
+    return pytest.importorskip("torchvision").models
+
+
+def timm():
+    return pytest.importorskip("timm")
+
+
 def trained(**arguments):
     """A small network whose every value, running statistics included, is its own."""
     torch.manual_seed(1)
@@ -292,6 +300,15 @@ FORMS = {
     "compiled": lambda state: {f"module._orig_mod.{k}": v for k, v in state.items()},
     "net": lambda state: {"net": {f"module.{k}": v for k, v in state.items()}, "acc": 93.1, "epoch": 3},
     "averaged": lambda state: {"model_ema": state, "epoch": 3},
+    "smoothing": lambda state: {"arch": "a", "state_dict": {f"1.module.{k}": v for k, v in state.items()}},
+    "robustbench": lambda state: {
+        **{f"normalize.{name}": torch.rand(1, 3, 1, 1) + 0.1 for name in ("mean", "std")},
+        **{f"model.{k}": v for k, v in state.items()},
+    },
+    "robustbench's wide ResNets": lambda state: {
+        **{f"module.{name}": torch.rand(1, 3, 1, 1) + 0.1 for name in ("mu", "sigma")},
+        **{f"module.{k}": v for k, v in state.items()},
+    },
     "robustness": lambda state: {
         "model": {
             **{f"module.{holder}.new_{name}": torch.rand(3, 1, 1)
@@ -311,6 +328,34 @@ def test_a_stock_checkpoint_loads_with_its_architecture(tmp_path, form):
     again = load(f"file:{tmp_path}/best@epoch3.pt@net:resnet8,width=4", input=SPEC)
     assert_same(again, model)  # three classes, read off the weights
     assert again.origin.provenance["weights"].endswith("best@epoch3.pt")
+
+
+def test_the_mean_and_std_that_a_wrapper_applied_are_the_models(tmp_path):
+    model = trained()
+    constants = {"mean": torch.tensor([0.1, 0.2, 0.3]), "std": torch.tensor([0.4, 0.5, 0.75])}
+    state = {f"module.model.{k}": v for k, v in model.net.state_dict().items()}
+    state |= {f"module.normalizer.new_{name}": value.view(3, 1, 1) for name, value in constants.items()}
+    torch.save({"model": state}, tmp_path / "a.pt")
+    again = load(f"file:{tmp_path}/a.pt@net:resnet8,width=4")
+    assert again.spec.mean == pytest.approx((0.1, 0.2, 0.3))
+    assert again.spec.std == pytest.approx((0.4, 0.5, 0.75))
+    x = torch.rand(2, 3, 32, 32)
+    expected = model.net((x - constants["mean"].view(3, 1, 1)) / constants["std"].view(3, 1, 1))
+    assert torch.allclose(again(x), expected, atol=1e-5)
+    assert load(f"file:{tmp_path}/a.pt@net:resnet8,width=4", input=SPEC).spec == SPEC
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
+def test_tensors_that_were_saved_on_a_gpu_load_without_one(tmp_path, monkeypatch, zipped):
+    model = trained()
+    with monkeypatch.context() as on_gpu:  # what torch writes there is the name of the device
+        on_gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        state = model.net.state_dict()
+        torch.save({"state_dict": state}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.load(tmp_path / "a.pt", weights_only=True)
+    assert_same(load(f"file:{tmp_path}/a.pt@net:resnet8,width=4"), model)
 
 
 def test_stock_safetensors_and_the_old_torch_format_load_as_well(tmp_path):
@@ -442,8 +487,32 @@ def test_what_is_no_checkpoint_is_named_and_nothing_in_it_runs(tmp_path, monkeyp
 
 def test_weights_without_an_architecture_ask_for_one(tmp_path):
     torch.save(build("resnet8").net.state_dict(), tmp_path / "a.pt")
-    with pytest.raises(BadInput, match="say for which network, as in file:"):
+    with pytest.raises(BadInput, match=r"tensors are those of net:resnet8: file:.*a\.pt@net:resnet8"):
         load(f"file:{tmp_path}/a.pt")
+    torch.save({"own.weight": torch.rand(3, 4)}, tmp_path / "b.pt")
+    with pytest.raises(BadInput, match="say for which network, as in file:"):
+        load(f"file:{tmp_path}/b.pt")
+
+
+@pytest.mark.parametrize(
+    ("make", "source"),
+    [
+        (lambda: build("resnet56", width=8, classes=7).net, "net:resnet56,width=8"),
+        (lambda: build("wrn28_10", classes=4, width=2).net, "net:wrn28_10,width=2"),
+        (lambda: tv().mobilenet_v2(num_classes=5), "torchvision:mobilenet_v2"),
+        (lambda: tv().densenet121(), "torchvision:densenet121"),
+        (lambda: timm().create_model("resnet26", num_classes=9), "timm:resnet26"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_state_dict_with_the_wrong_architecture_names_the_right_one(tmp_path, make, source):
+    net = make()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}, tmp_path / "a.pt")
+    wrong = r"does not fit the architecture: .*; its tensors are those of "
+    with pytest.raises(BadInput, match=f"{wrong}{source}$") as refused:
+        load(f"file:{tmp_path}/a.pt@net:resnet8")
+    assert "\n" not in str(refused.value)
+    assert_same(load(f"file:{tmp_path}/a.pt@{source}").net, net)
 
 
 @pytest.mark.parametrize("suffix", ["@net:resnet8,width=4,classes=7", "@net:resnet8,width=4", ""])
@@ -458,7 +527,7 @@ def test_another_number_of_classes_than_expected_is_refused(tmp_path, suffix):
 
 def test_weights_of_another_architecture_are_refused_with_what_differs(tmp_path):
     torch.save(build("resnet20").net.state_dict(), tmp_path / "a.pt")
-    with pytest.raises(BadInput, match="not its own"):
+    with pytest.raises(BadInput, match=r"72 are not its own \(layer1\.1\.conv1\.weight, .*, \.\.\.\)"):
         load(f"file:{tmp_path}/a.pt@net:resnet8")
     with pytest.raises(BadInput, match="are missing"):
         load(f"file:{tmp_path}/a.pt@net:resnet32")

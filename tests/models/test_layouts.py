@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from published_files import FOLDER, LITE0, needs_lite0, needs_published
 from trimtab.models import load
 from trimtab.types import BadInput
 
@@ -81,3 +82,19 @@ def test_a_layout_that_lacks_a_tensor_is_refused_by_the_name_in_the_network(tmp_
     torch.save(state, tmp_path / "net.pth")
     with pytest.raises(BadInput, match="does not fit the architecture"):
         load(f"file:{tmp_path}/net.pth@timm:tf_efficientnet_lite0")
+
+
+@needs_published
+@pytest.mark.parametrize("name", ["resnet20-12fca82f.th", "resnet44-014dd654.th"])
+def test_published_cifar_resnets_name_their_architecture(name):
+    depth = name[6:8]
+    with pytest.raises(BadInput, match=f"its tensors are those of net:resnet{depth}: file:"):
+        load(f"file:{FOLDER / name}")
+    assert load(f"file:{FOLDER / name}@net:resnet{depth}").origin.source == f"net:resnet{depth}"
+
+
+@needs_lite0
+def test_the_published_efficientnet_lite0_names_its_architecture_and_loads():
+    with pytest.raises(BadInput, match="its tensors are those of timm:tf_efficientnet_lite0"):
+        load(f"file:{LITE0}@net:resnet8")
+    assert load(f"file:{LITE0}@timm:tf_efficientnet_lite0").spec.size == (224, 224)

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
-from trimtab.models import Pixels, load, parse, save, sources
+from trimtab.models import Pixels, grammar, load, parse, save
 from trimtab.types import BadInput, InputSpec
 
 IMAGENET = InputSpec((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -216,7 +216,7 @@ def test_a_function_may_return_a_model_in_pixel_space(tmp_path):
 
 
 def test_the_zoo_lists_and_loads_what_is_in_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "ZOO", tmp_path)
+    monkeypatch.setattr(grammar, "ZOO", tmp_path)
     with pytest.raises(BadInput, match="no networks yet"):
         load("zoo:tiny")
     save(load("net:resnet8,width=4"), tmp_path / "tiny")

@@ -12,10 +12,10 @@ import trimtab
 from trimtab import attacks, data, norm, train
 from trimtab.evaluate import Row
 from trimtab.evaluate.records import AttackRecord, NoiseRecord
-from trimtab.models import sources
+from trimtab.models import grammar
 
 ROOT = Path(__file__).parents[2]
-NETWORKS = sorted(file.parent.name for file in sources.ZOO.glob("*/model.safetensors"))
+NETWORKS = sorted(file.parent.name for file in grammar.ZOO.glob("*/model.safetensors"))
 SAMPLE = [name for name in NETWORKS if name.startswith("sample-")]
 HERE = {"sample": True, **data.available()}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # foolbox, about its own imports
@@ -27,7 +27,7 @@ def with_the_benchmarks(monkeypatch):
 
 
 def card_of(name):
-    return json.loads((sources.ZOO / name / "card.json").read_text())
+    return json.loads((grammar.ZOO / name / "card.json").read_text())
 
 
 def on(model, branch):
@@ -58,7 +58,7 @@ def test_a_network_is_right_on_exactly_as_many_of_the_first_images_as_its_card_s
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_card_agrees_with_itself(name):
     card = card_of(name)
-    recipe = train.read_recipe(sources.ZOO / name / "recipe.yaml")
+    recipe = train.read_recipe(grammar.ZOO / name / "recipe.yaml")
     assert (card["name"], card["data"], card["seed"]) == (name, recipe.data.name, recipe.seed)
     words = card["train"].split()
     shipped = words[2] if words[2] in train.shipped() else ROOT / words[2]
@@ -109,7 +109,7 @@ def test_training_against_attacks_is_what_makes_a_network_stand():
 
 
 def test_the_zoo_is_small_and_holds_no_checkpoints():
-    files = [file for file in sources.ZOO.rglob("*") if file.is_file()]
+    files = [file for file in grammar.ZOO.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 12_000_000
     kept = {"model.safetensors", "model.json", "recipe.yaml", "card.json", "README.md"}
     assert {file.name for file in files} == kept
@@ -124,7 +124,7 @@ def test_the_documented_table_is_that_of_the_cards():
 def test_the_script_puts_a_run_into_the_zoo(tmp_path, monkeypatch, capsys):
     from benchmarks import zoo
 
-    monkeypatch.setattr(sources, "ZOO", tmp_path / "zoo")
+    monkeypatch.setattr(grammar, "ZOO", tmp_path / "zoo")
     monkeypatch.chdir(tmp_path)
     attack = {"kind": "pgd", "budget": {"linf": "4/255"}, "steps": 1}
     recipe = train.read_recipe("smoke", {"objective": {"kind": "mixture", "attack": attack}})
@@ -145,6 +145,6 @@ def test_the_script_puts_a_run_into_the_zoo(tmp_path, monkeypatch, capsys):
     for branch, found in card["confirmed"].items():
         assert found["n"] == 24
         assert found["clean"] == int(right(on(trimtab.load("zoo:tiny"), branch), x, y).sum())
-    assert card["name"] in (sources.ZOO / "tiny" / "README.md").read_text()
+    assert card["name"] in (grammar.ZOO / "tiny" / "README.md").read_text()
     assert not (tmp_path / "zoo" / "tiny" / "checkpoints").exists()
     assert zoo.table().count("`zoo:tiny`") == 2

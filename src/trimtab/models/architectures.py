@@ -127,7 +127,7 @@ def _made(what: str, weights: str | None, make: Callable[[], nn.Module]) -> nn.M
         return make()
     except Exception as error:  # constructors and download clients raise anything at all
         doing = "its weights could not be fetched" if weights else "it cannot be built so"
-        raise BadInput(f"{what}: {doing} ({type(error).__name__}: {_first_line(error)})") from error
+        raise BadInput(f"{what}: {doing} ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -180,7 +180,11 @@ def _run(file: Path) -> ModuleType:
 
 
 def extra(package: str) -> Any:
-    """Import an optional package, or say why it cannot be."""
+    """Import an optional package, or say how to install it.
+
+    Args:
+        package: its name, as in `trimtab[package]`.
+    """
     try:
         return _imported(package)
     except ModuleNotFoundError as error:
@@ -220,7 +224,7 @@ def _unfit(package: str, error: Exception) -> str:
     except PackageNotFoundError:  # it was put on the path by hand
         found = package
     there = f"{found} does not fit the installed torch {torch.__version__}"
-    return f"{there} ({_first_line(error)}); install versions that belong together"
+    return f"{there} ({first_line(error)}); install versions that belong together"
 
 
 def _require_classes(what: str, found: int, wanted: int | None) -> None:
@@ -233,5 +237,6 @@ def _unknown(package: str, name: str, known: Sequence[str]) -> str:
     return f"{package} has no model {name!r}; did you mean {', '.join(near)}?"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return next(iter(str(error).splitlines()), "")

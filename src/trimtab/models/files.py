@@ -144,7 +144,7 @@ def _is_safetensors(file: Path, head: bytes) -> bool:
 
 
 def _read_safetensors(file: Path) -> tuple[State, dict[str, Any] | None]:
-    with reading(file), safe_open(file, "pt") as opened:
+    with reading(file, "a whole safetensors file"), safe_open(file, "pt") as opened:
         described = (opened.metadata() or {}).get(_KEY)
         state = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
     if described is None:
@@ -162,7 +162,7 @@ _FORM: dict[str, tuple[type, ...]] = {
     "branches": (list,), "provenance": (dict,),
 }  # fmt: skip
 """What a description holds."""
-_FETCHING = ("pretrained", "weights", "checkpoint", "cache", "url", "file", "hf_hub")
+FETCHING = ("pretrained", "weights", "checkpoint", "cache", "url", "file", "hf_hub")
 """How arguments begin that make a library fetch or open another file."""
 
 
@@ -184,7 +184,7 @@ def _description(file: Path, text: str) -> dict[str, Any]:
     if any(not isinstance(name, str) for name in described["classes"] or ()):
         raise damaged
     for name in described["arguments"]:
-        if name.startswith(_FETCHING):
+        if name.startswith(FETCHING):
             raise BadInput(
                 f"the description in {file} asks for another file ({name}), which none of ours does"
             )
@@ -232,23 +232,6 @@ def _state_in(loaded: Any, file: Path) -> State:
 # ---- fitting ------------------------------------------------------------------------------------------
 
 
-def without_prefix(state: State, wanted: Mapping[str, Tensor]) -> State:
-    """Drop what wrappers (DDP's `module.`, `_orig_mod.`, `model.`) put in front of every key.
-
-    MadryLab's robustness keeps the network twice, again below `attacker.`, and its mean and std below
-    `normalizer.`: both are left out.
-    """
-    bare = {key.removeprefix("module."): value for key, value in state.items()}
-    if any(key.startswith("attacker.") for key in bare):
-        state = {k: v for k, v in bare.items() if not k.startswith(("attacker.", "normalizer."))}
-    while state and not state.keys() & wanted.keys():
-        prefix = next(iter(state)).partition(".")[0] + "."
-        if not all(key.startswith(prefix) and key != prefix for key in state):
-            break
-        state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return state
-
-
 def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
     """How many classes `state` has, if their number is all that keeps it from fitting; else None."""
     differ = _differing(state, wanted)
@@ -257,12 +240,19 @@ def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
     return counts.pop() if only_count and len(counts) == 1 and state.keys() == wanted.keys() else None
 
 
+def require_classes(what: str, found: int | None, expected: int | None) -> None:
+    """Refuse a network for another number of classes; None is any."""
+    if None not in (found, expected) and found != expected:
+        raise BadInput(f"{what} is a network for {found} classes, not for {expected}")
+
+
 def fill(net: nn.Module, state: State, where: str, exact: bool = False) -> None:
     """Load `state` into `net`, or say in one sentence why it does not fit.
 
     Weights take the width of the network, as in torch; if `exact`, it is the other way round.
     """
-    require_fit(net, state, where)
+    if reason := misfit(state, net.state_dict()):
+        raise BadInput(f"{where} {reason}")
     if exact:
         _widen(net, state)
     try:
@@ -282,24 +272,30 @@ def _widen(net: nn.Module, state: State) -> None:
             held[key].data = held[key].data.to(width)
 
 
-def require_fit(net: nn.Module, state: State, where: str, but_classes: bool = False) -> None:
-    """Say in one sentence why `state` does not fit `net`; with `but_classes` shapes are left aside."""
-    wanted = net.state_dict()
-    missing = [key for key in wanted if key not in state]
-    unknown = [key for key in state if key not in wanted]
-    shapes = [] if but_classes else _differing(state, wanted)
-    if not (missing or unknown or shapes):
-        return
+def misfit(state: State, expected: Mapping[str, Tensor], but_classes: bool = False) -> str | None:
+    """Return why a state dict does not fit a network, as the end of a sentence; None if it does.
+
+    Args:
+        state: the state dict.
+        expected: the network's own.
+        but_classes: leave shapes aside.
+    """
+    missing = [key for key in expected if key not in state]
+    unknown = [key for key in state if key not in expected]
+    shapes = [] if but_classes else _differing(state, expected)
     faults = []
     if missing:
-        faults.append(f"{len(missing)} of its {len(wanted)} tensors are missing (such as {missing[0]})")
+        faults.append(f"{len(missing)} of its {len(expected)} tensors are missing ({_few(missing)})")
     if unknown:
-        faults.append(f"{len(unknown)} are not its own (such as {unknown[0]})")
+        faults.append(f"{len(unknown)} are not its own ({_few(unknown)})")
     if shapes:
-        key = shapes[0]
-        found, expected = tuple(state[key].shape), tuple(wanted[key].shape)
-        faults.append(f"{len(shapes)} have another shape (such as {key}: {found}, not {expected})")
-    raise BadInput(f"{where} does not fit the architecture: {', '.join(faults)}")
+        texts = [f"{key}: {tuple(state[key].shape)}, not {tuple(expected[key].shape)}" for key in shapes]
+        faults.append(f"{len(shapes)} have another shape ({_few(texts)})")
+    return f"does not fit the architecture: {', '.join(faults)}" if faults else None
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _differing(state: State, wanted: Mapping[str, Tensor]) -> list[str]:

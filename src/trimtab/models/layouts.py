@@ -5,6 +5,11 @@
     the classifier's name   `linear`, `fc`, `classifier`, `head` or `last_linear`: the CIFAR ResNets of
                             pytorch_resnet_cifar10 call ours `linear`
 
+    wrappers                `module.` (DataParallel), `_orig_mod.` (compile), `model.`, `1.module.`
+                            (locuslab/smoothing), `attacker.` (MadryLab/robustness holds the network twice)
+    normalizers             the mean and std that a wrapper applied: `normalizer.new_mean` (robustness),
+                            `normalize.mean` and `mu` (RobustBench)
+
 A layout only renames tensors; whether they fit is checked as always.
 """
 
@@ -20,7 +25,44 @@ from torch import Tensor
 from trimtab.norm.state import batch_counters
 
 State = dict[str, Tensor]
+Values = tuple[float, ...]
 CLASSIFIERS = ("fc", "linear", "classifier", "head", "last_linear")
+
+
+_NORMALIZER: Callable[[str], re.Match[str] | None] = re.compile(
+    r"(?:module\.)?(?:(?:\w*normali\w*|0)\.)?(?:new_)?(mean|std|mu|sigma)"
+).fullmatch
+
+
+def split_normalizer(state: State) -> tuple[State, tuple[Values, Values] | None]:
+    """Return a state dict without what its wrapper normalized by, and that: mean and std, if they are there.
+
+    Args:
+        state: as it was saved. A copy of the network below `attacker.` is left out.
+    """
+    state = {key: v for key, v in state.items() if not key.removeprefix("module.").startswith("attacker.")}
+    held = {key: match[1] for key in state if (match := _NORMALIZER(key)) and state[key].numel() in (1, 3)}
+    kinds = {"mean": "mean", "mu": "mean", "std": "std", "sigma": "std"}
+    found = {kinds[kind]: tuple(state[key].double().flatten().tolist()) for key, kind in held.items()}
+    if found.keys() != {"mean", "std"}:
+        return state, None
+    rest = {key: value for key, value in state.items() if key not in held}
+    return rest, (found["mean"], found["std"])
+
+
+def without_wrappers(state: State, expected: Mapping[str, Tensor]) -> State:
+    """Drop what wrappers put in front of every key, until one is known.
+
+    Args:
+        state: a state dict.
+        expected: the network's own.
+    """
+    while state and not state.keys() & expected.keys():
+        prefix = next(iter(state)).partition(".")[0] + "."
+        if not all(key.startswith(prefix) and key != prefix for key in state):
+            break
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
 def renamed(state: State, expected: Mapping[str, Tensor], architecture: str) -> State:

@@ -58,6 +58,11 @@ def build(
     return Pixels(net, spec, names, Origin(f"net:{name}", arguments))
 
 
+def usual_width(name: str) -> int:
+    """Return the `width` that a network has if none is given."""
+    return int(inspect.signature(_find(name)[0]).parameters["width"].default)
+
+
 def _find(name: str) -> tuple[Maker, tuple[int, int]]:
     """The function that makes a network, and the image size it is meant for."""
     small, large = (32, 32), (224, 224)
