@@ -36,6 +36,9 @@ OBJECTIVES: dict[str, train.Objective] = {
     "sam": train.SAM(rho=0.1),
     "sam adversarial": train.SAM(rho=0.1, inner=train.Adversarial(ATTACK)),
     "ligs": train.LIGS(weight=1.0),
+    "trades": train.TRADES(attack=train.DivergenceAttack(Linf("8/255"), steps=2, step_size="4/255")),
+    "awp": train.AWP(gamma=0.05, inner=train.Adversarial(ATTACK)),
+    "trades awp": train.AWP(inner=train.TRADES(attack=ATTACK)),
 }
 CLASSES, BATCH, STEPS = 4, 8, 3
 

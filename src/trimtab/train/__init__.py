@@ -1,6 +1,6 @@
 """Training: the objectives of the papers, for your own loop or for `fit`.
 
-base         base class of the objectives            two_pass     common scheme of APART and SAM
+base         base class of the objectives            two_pass     common scheme of APART, SAM and AWP
 standard     Standard          gaussian  Gaussian   adversarial  Adversarial      mixture  Mixture, AdvProp
 advbn        AdvBN             apart     APART      sam          SAM              ligs     LIGS
 recipe       a run as a frozen dataclass             reader       strict reading of YAML into dataclasses
@@ -17,6 +17,7 @@ from trimtab.train._loop.start import Engine
 from trimtab.train.advbn import AdvBN
 from trimtab.train.adversarial import Adversarial
 from trimtab.train.apart import APART
+from trimtab.train.awp import AWP
 from trimtab.train.base import Objective, Parts, Passes
 from trimtab.train.gaussian import Gaussian
 from trimtab.train.ligs import LIGS
@@ -24,16 +25,20 @@ from trimtab.train.mixture import AdvProp, Mixture
 from trimtab.train.recipe import Recipe, read_recipe, shipped, write_recipe
 from trimtab.train.sam import SAM
 from trimtab.train.standard import Standard
+from trimtab.train.trades import TRADES, DivergenceAttack
 
 __all__ = [
     "APART",
+    "AWP",
     "LIGS",
     "SAM",
+    "TRADES",
     "AdvBN",
     "AdvProp",
     "Adversarial",
     "Callback",
     "Diverged",
+    "DivergenceAttack",
     "Engine",
     "Event",
     "Gaussian",

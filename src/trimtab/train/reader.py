@@ -34,19 +34,24 @@ from trimtab.attacks import L2, Attack, Linf
 from trimtab.train.advbn import AdvBN
 from trimtab.train.adversarial import Adversarial
 from trimtab.train.apart import APART
+from trimtab.train.awp import AWP
 from trimtab.train.base import Objective
 from trimtab.train.gaussian import Gaussian
 from trimtab.train.ligs import LIGS
 from trimtab.train.mixture import AdvProp, Mixture
 from trimtab.train.sam import SAM
 from trimtab.train.standard import Standard
+from trimtab.train.trades import TRADES, DivergenceAttack
 from trimtab.types import BadInput, number, pretty
 
 OBJECTIVES: dict[str, type] = {
     "standard": Standard, "gaussian": Gaussian, "adversarial": Adversarial, "mixture": Mixture,
     "advprop": AdvProp, "advbn": AdvBN, "apart": APART, "sam": SAM, "ligs": LIGS,
+    "trades": TRADES, "awp": AWP,
 }  # fmt: skip
-ATTACKS: dict[str, type] = {"pgd": attacks.PGD, "fgsm": attacks.FGSM, "cw": attacks.CW, "apgd": attacks.APGD}
+ATTACKS: dict[str, type] = {
+    "pgd": attacks.PGD, "fgsm": attacks.FGSM, "cw": attacks.CW, "apgd": attacks.APGD, "kl": DivergenceAttack,
+}  # fmt: skip
 BUDGETS: dict[str, type] = {"linf": Linf, "l2": L2}
 RENAMED = {"optimiser": "optimizer", "synchronise": "synchronize"}
 """Old keys of recipes, and their new names."""

@@ -169,7 +169,8 @@ class Recipe:
     Args:
         model: The network, as in `models.load`, with as many classes as the data set.
         data: The images, see `Data`.
-        objective: The objective: standard, gaussian, adversarial, mixture, advprop, advbn, apart, sam, ligs.
+        objective: The objective: standard, gaussian, adversarial, mixture, advprop, advbn, apart, sam, ligs,
+            trades, awp.
         optimizer: The optimizer, see `OptimizerConfig`.
         schedule: The learning rate, see `Schedule`.
         norm: How normalization layers are trained, see `Norm`.

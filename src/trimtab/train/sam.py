@@ -12,29 +12,20 @@ Beware    with several processes |g| is the norm of the averaged gradient (not o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
-from trimtab.train.base import (
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    isolated_gradients,
-    keep_statistics,
-    method_card,
-)
+from trimtab.train.base import Objective, method_card
 from trimtab.train.standard import Standard
-from trimtab.train.two_pass import ascent_in_ball, moved_weights, not_last
+from trimtab.train.two_pass import WeightAttack, ascent_in_ball
 from trimtab.types import radius
 
 
 @method_card(__doc__)
 @dataclass(frozen=True)
-class SAM(Objective):
+class SAM(WeightAttack):
     """Sharpness-aware minimization of any objective: descend the gradient at w + rho g / |g|.
 
     Args:
@@ -44,35 +35,9 @@ class SAM(Objective):
 
     rho: float | str = 0.05
     inner: Objective = field(default_factory=Standard)
-    reads_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", radius(self.rho))
 
-    def setup(self, model: nn.Module) -> nn.Module:
-        return self.inner.setup(model)
-
-    def in_parts(self, parts: int) -> SAM:
-        return replace(self, inner=self.inner.in_parts(parts))
-
-    def nested(self) -> Iterator[Objective]:
-        yield self
-        yield from self.inner.nested()
-
-    def passes(self, batch: int) -> Passes:
-        return self.inner.passes(batch).doubled_except(self.attack_passes())
-
-    def attack_passes(self) -> Passes:
-        return self.inner.attack_passes()
-
-    def run(self, step: Step) -> Parts:
-        with isolated_gradients(step.model) as w:
-            parts = self.inner.run(replace(step, backward=not_last(step.backward)))  # g at w
-            delta = ascent_in_ball(w, float(self.rho))
-            for p in w:
-                p.grad = None
-            with moved_weights(w, delta), keep_statistics(step.model):
-                defended = self.inner.run(step)  # the gradient at w + delta
-        losses = parts | {f"defended_{name}": value for name, value in defended.items()}
-        loss_weights = {f"defended_{name}": weight for name, weight in defended.loss_weights.items()}
-        return Parts(losses, parts.logits, loss_weights)
+    def ascent(self, weights: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        return ascent_in_ball(weights, float(self.rho))

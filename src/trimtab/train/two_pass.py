@@ -1,4 +1,4 @@
-"""Model-based adversarial training: the two-pass scheme of APART, SAM and APART-SAM.
+"""Model-based adversarial training: the two-pass scheme of APART, SAM, APART-SAM and AWP.
 
     min over phi  of  E [ R(phi) + max over theta of L(theta, phi) ]          (APART paper, Eq. 2)
 
@@ -8,22 +8,76 @@ The attacker chooses theta, a perturbation of the model; the defender trains the
     2  theta takes a step along its gradient; the gradient for phi is computed at that theta
 
                   attacker moves               defender descends
-    SAM           all weights, l2 ball         the second gradient
+    SAM           all weights, one l2 ball     the second gradient
+    AWP           weights, a ball per layer    the second gradient
     APART         norm statistics, a cube      both gradients, weighted by their numbers of images
     APART-SAM     both                         both gradients, weighted by their numbers of images
 
-Running statistics are updated by the first pass only. The passes are in the `run` of each method.
+Running statistics are updated by the first pass only. `WeightAttack` runs the passes where the attacker moves
+weights alone; those of APART are in its own `run`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.train.base import Backward
+from trimtab.train.base import (
+    Backward,
+    Objective,
+    Parts,
+    Passes,
+    Step,
+    isolated_gradients,
+    keep_statistics,
+)
+
+
+class WeightAttack(Objective):
+    """Base class of SAM and AWP: descend the gradient of an inner objective at attacked weights.
+
+    Subclasses are frozen dataclasses with a field `inner`, and say in `ascent` how the weights move.
+    """
+
+    inner: Objective
+    reads_gradients: ClassVar[bool] = True
+
+    def ascent(self, weights: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        """Return by how much each weight moves, given the gradient in its `.grad`."""
+        raise NotImplementedError
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        return self.inner.setup(model)
+
+    def in_parts(self, parts: int) -> Self:
+        return replace(self, inner=self.inner.in_parts(parts))  # type: ignore[type-var]
+
+    def nested(self) -> Iterator[Objective]:
+        yield self
+        yield from self.inner.nested()
+
+    def passes(self, batch: int) -> Passes:
+        return self.inner.passes(batch).doubled_except(self.attack_passes())
+
+    def attack_passes(self) -> Passes:
+        return self.inner.attack_passes()
+
+    def run(self, step: Step) -> Parts:
+        with isolated_gradients(step.model) as w:
+            parts = self.inner.run(replace(step, backward=not_last(step.backward)))  # g at w
+            delta = self.ascent(w)
+            for p in w:
+                p.grad = None
+            with moved_weights(w, delta), keep_statistics(step.model):
+                defended = self.inner.run(step)  # the gradient at w + delta
+        losses = parts | {f"defended_{name}": value for name, value in defended.items()}
+        loss_weights = {f"defended_{name}": weight for name, weight in defended.loss_weights.items()}
+        return Parts(losses, parts.logits, loss_weights)
 
 
 def ascent_in_ball(weights: Sequence[nn.Parameter], rho: float) -> list[Tensor | None]:
