@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +19,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 Returned = TypeVar("Returned")
+_Class = TypeVar("_Class", bound=type)
 
 
 class BadInput(ValueError):
@@ -92,7 +95,11 @@ def pretty(value: float) -> str:
 
 @dataclass(frozen=True)
 class Linf:
-    """All images within `eps` of the original in every pixel."""
+    """All images within `eps` of the original in every pixel.
+
+    Args:
+        eps: The radius, in pixels: 8/255, 0.03 or 1e-3, as a number or a string.
+    """
 
     eps: float | str
 
@@ -114,7 +121,11 @@ class Linf:
 
 @dataclass(frozen=True)
 class L2:
-    """All images within Euclidean distance `eps` of the original."""
+    """All images within Euclidean distance `eps` of the original.
+
+    Args:
+        eps: The radius, in pixels: 0.5 or 128/255, as a number or a string.
+    """
 
     eps: float | str
 
@@ -151,25 +162,27 @@ class InputSpec:
 
     mean and std are applied inside the model. The other fields say how an image file becomes pixels, as timm
     and torchvision record it with their weights; images that are arrays already are taken as they are.
+
+    Args:
+        size: Height and width in pixels.
+        mean: Subtracted inside the model, one value per channel; zeros if not given.
+        std: Divided by inside the model, one value per channel; ones if not given.
+        crop_fraction: Side of the crop divided by the shorter side of the resized image (timm's crop_pct;
+            beyond 1 the border is black); None: image files are neither resized nor cropped.
+        interpolation: How image files are resized: nearest, box, bilinear, hamming, bicubic or lanczos.
+        crop_mode: center resizes the shorter side and crops the center; squash resizes both sides,
+            whatever the aspect; border resizes the longer side and pads the shorter one with the mean.
+        resize: Length of the shorter side before the crop; floor(size / crop_fraction) if not given.
     """
 
     size: tuple[int, int] = (32, 32)
-    """Height and width in pixels."""
     channels: int = 3
     mean: tuple[float, ...] = ()
-    """Subtracted inside the model, one value per channel; zeros if not given."""
     std: tuple[float, ...] = ()
-    """Divided by inside the model, one value per channel; ones if not given."""
     crop_fraction: float | None = None
-    """Side of the crop divided by the shorter side of the resized image (timm's crop_pct; beyond 1 the border
-    is black); None: image files are neither resized nor cropped."""
     interpolation: str = "bilinear"
-    """How image files are resized: nearest, box, bilinear, hamming, bicubic or lanczos."""
     crop_mode: str = "center"
-    """center resizes the shorter side and crops the center; squash resizes both sides, whatever the aspect;
-    border resizes the longer side and pads the shorter one with the mean."""
     resize: int | None = None
-    """Length of the shorter side before the crop; floor(size / crop_fraction) if not given."""
 
     def __post_init__(self) -> None:
         if whole(self.channels, "channels") > MOST_CHANNELS:  # before a value per channel is made
@@ -257,3 +270,20 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[..., Returned]], C
         return wrapper
 
     return decorate
+
+
+def method_card(text: str | None) -> Callable[[_Class], _Class]:
+    """Append a method card, the docstring of its module, to the docstring of a class.
+
+    So `help` of a method shows both.
+
+    Args:
+        text: The method card, the module's `__doc__`.
+    """
+
+    def extend(cls: _Class) -> _Class:
+        card = textwrap.indent(text or "", "    ").rstrip()
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nMethod card:\n{card}\n"
+        return cls
+
+    return extend

@@ -280,7 +280,7 @@ def test_no_decoder_is_trained_for_a_name_that_is_taken(capsys, saved, monkeypat
         raise AssertionError("a decoder was trained")
 
     Path("AdvBN.npz").write_bytes(b"a set of another kind")
-    monkeypatch.setattr("trimtab.construct.painter", trained)
+    monkeypatch.setattr("trimtab.construct.trained_autoencoder", trained)
     code, _, err = say(capsys, "construct", "AdvBN", saved, "--limit", "8", "--decoder", "8", "1")
     assert code == 2
     assert "AdvBN.npz contains another set" in err

@@ -238,14 +238,14 @@ def test_a_decoder_is_trained_once_and_the_set_goes_on_with_it(model, images, tm
         trained.append(seed)
         return train_decoder(auto, images, epochs, seed=seed)
 
-    monkeypatch.setitem(construct.painter.__globals__, "train_decoder", train)
-    first = construct.painter(model, "net.layer1", images, tmp_path, epochs=1)
-    again = construct.painter(model, "net.layer1", images, tmp_path, epochs=1)
+    monkeypatch.setitem(construct.trained_autoencoder.__globals__, "train_decoder", train)
+    first = construct.trained_autoencoder(model, "net.layer1", images, tmp_path, epochs=1)
+    again = construct.trained_autoencoder(model, "net.layer1", images, tmp_path, epochs=1)
     assert trained == [0]
     x = images.take(torch.arange(2)).x
     assert torch.equal(*(auto.decode(auto.encode(x), (16, 16)) for auto in (first, again)))
-    construct.painter(model, "net.layer1", images, tmp_path, epochs=1, seed=5)
-    construct.painter(model, "net.layer1", images.subset(slice(0, 20)), tmp_path, epochs=1)
+    construct.trained_autoencoder(model, "net.layer1", images, tmp_path, epochs=1, seed=5)
+    construct.trained_autoencoder(model, "net.layer1", images.subset(slice(0, 20)), tmp_path, epochs=1)
     assert trained == [0, 5, 0]
 
     few = images.subset(slice(0, 8))

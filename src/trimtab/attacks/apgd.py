@@ -27,7 +27,7 @@ from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.losses import dlr_targeted, gradient, loss_named
 from trimtab.runtime import is_misclassified
-from trimtab.types import BadInput, Budget, Linf, whole
+from trimtab.types import BadInput, Budget, Linf, method_card, whole
 
 _ALPHA, _RHO = 0.75, 0.75
 
@@ -35,20 +35,25 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, rows) -> one loss per image; `rows` are the images' indices in the task's batch."""
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class APGD(Attack):
-    """Auto-PGD: projected gradient ascent with momentum, whose step size adapts to each image's progress."""
+    """Auto-PGD: projected gradient ascent with momentum, whose step size adapts to each image's progress.
+
+    Args:
+        budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
+        steps: Gradient steps of one run.
+        loss: The loss to ascend: ce, cw (margin) or dlr.
+        restarts: Independent runs, each on the images that are still classified correctly.
+        samples: Passes whose gradients and logits are averaged in each step, for a model with random
+            predictions.
+    """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
-    """Gradient steps of one run."""
     loss: str = "ce"
-    """The loss to ascend: ce, cw (margin) or dlr."""
     restarts: int = 1
-    """Independent runs, each on the images that are still classified correctly."""
     samples: int = 1
-    """Passes whose gradients and logits are averaged in each step, for a model with random predictions."""
     version = 2
 
     def __post_init__(self) -> None:
@@ -81,16 +86,20 @@ class APGD(Attack):
         return outcome
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class TargetedAPGD(Attack):
-    """Auto-PGD on the targeted DLR loss, one run for each of the most likely other classes."""
+    """Auto-PGD on the targeted DLR loss, one run for each of the most likely other classes.
+
+    Args:
+        budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
+        steps: Gradient steps for each target.
+        targets: Number of classes to try, most likely first; at most all others.
+    """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
-    """Gradient steps for each target."""
     targets: int = 9
-    """Number of classes to try, most likely first; at most all others."""
     version = 2
 
     def __post_init__(self) -> None:

@@ -22,26 +22,30 @@ from trimtab.attacks.apgd import APGD, TargetedAPGD, judge_clean
 from trimtab.attacks.base import Attack, AttackTask, Outcome, in_slices, non_default, retry_survivors
 from trimtab.attacks.fab import FAB
 from trimtab.attacks.square import Square
-from trimtab.types import BadInput, Budget, Linf
+from trimtab.types import BadInput, Budget, Linf, method_card
 
 VARIANTS = ("standard", "plus", "rand")
 _RESTARTS, _SAMPLES = 5, 20
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class AutoAttack(Attack):
-    """AutoAttack: Auto-PGD, FAB and Square, each on the images that the attacks before it left correct."""
+    """AutoAttack: Auto-PGD, FAB and Square, each on the images that the attacks before it left correct.
+
+    Args:
+        budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
+        variant: The published version: standard, plus, or rand (for models whose predictions are random).
+        steps: Steps of each run of Auto-PGD and FAB.
+        targets: Number of classes that the targeted attacks try.
+        queries: Forward passes of Square.
+    """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     variant: str = "standard"
-    """The published version: standard, plus, or rand (for models whose predictions are random)."""
     steps: int = 100
-    """Steps of each run of Auto-PGD and FAB."""
     targets: int = 9
-    """Number of classes that the targeted attacks try."""
     queries: int = 5000
-    """Forward passes of Square."""
     one_by_one = True
     refills = True  # each part takes its own slices of the images that are left
     version = 3

@@ -39,16 +39,20 @@ SLICE = 32
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did to each image; of images that were not to be judged, only `x` is set."""
+    """What an attack did to each image; of images that were not to be judged, only `x` is set.
+
+    Args:
+        x: The adversarial images; where the attack failed, its best attempt.
+        success: Whether the image in `x` is misclassified (bool).
+        success_at: The first iteration whose image was misclassified (0: the clean image or start); -1 if
+            none was.
+        marks: Per requested number of iterations: whether the image of *that* iteration is misclassified.
+    """
 
     x: Tensor
-    """The adversarial images; where the attack failed, its best attempt."""
     success: Tensor
-    """Whether the image in `x` is misclassified (bool)."""
     success_at: Tensor
-    """The first iteration whose image was misclassified (0: the clean image or start); -1 if none was."""
     marks: dict[int, Tensor] = field(default_factory=dict)
-    """Per requested number of iterations: whether the image of *that* iteration is misclassified."""
 
     @classmethod
     def empty(cls, x: Tensor) -> Outcome:
@@ -137,7 +141,16 @@ class Attack:
         ids: Tensor | Sequence[int] | None = None,
         judged: bool = True,
     ) -> Outcome:
-        """Attack as by calling, and return what happened to each image (unless it is not to be `judged`)."""
+        """Attack as by calling, and return what happened to each image.
+
+        Args:
+            model: Any classifier that returns logits (N, classes).
+            x: Images (N, C, H, W) with pixels in [0, 1].
+            y: Labels (N,).
+            seed: Seed of all randomness.
+            ids: The images' indices in their set, 0..N-1 if not given; each image has its own randomness.
+            judged: Whether to find out which images are misclassified; if not, a forward pass is saved.
+        """
         if not isinstance(self.budget, Budget):
             raise BadInput(f"a budget is attacks.Linf(eps) or attacks.L2(eps), found {self.budget!r}")
         check_call(model, x, y)
@@ -181,7 +194,11 @@ class Attack:
         return "last iterate" if coupled or not getattr(self, "early_stop", True) else "early stopping"
 
     def run(self, task: AttackTask) -> Outcome:
-        """Attack the images of a task; called with the model guarded."""
+        """Attack the images of a task; called with the model guarded.
+
+        Args:
+            task: The network, the clean images and their labels.
+        """
         raise NotImplementedError
 
 

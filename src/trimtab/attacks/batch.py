@@ -24,17 +24,21 @@ from trimtab.attacks.base import Attack, Outcome, check_rho
 from trimtab.attacks.losses import ce, gradient
 from trimtab.attacks.pgd import PGD
 from trimtab.runtime import check_call, check_labels, declares_coupling, guard
-from trimtab.types import BadInput, Budget, number
+from trimtab.types import BadInput, Budget, method_card, number
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class ThroughBatch(Attack):
-    """PGD on the model as it adapts to the batch, with gradients through the batch statistics."""
+    """PGD on the model as it adapts to the batch, with gradients through the batch statistics.
+
+    Args:
+        attack: The inner attack; the last iterate of the whole batch counts.
+        rho: The weight of the batch's statistics in the defense.
+    """
 
     attack: PGD = field(default_factory=PGD)
-    """The inner attack; the last iterate of the whole batch counts."""
     rho: float = 1.0
-    """The weight of the batch's statistics in the defense."""
 
     joint = True
     adaptive = True
@@ -68,18 +72,22 @@ class ThroughBatch(Attack):
         return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids, judged)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class CoBatch:
-    """Replace the last images of a batch so that the others are misclassified. Called like an attack."""
+    """Replace the last images of a batch so that the others are misclassified. Called like an attack.
+
+    Args:
+        images: Number of images in the batch that the attacker controls.
+        steps: Sign steps.
+        step_size: Length of a step in pixels.
+        rho: The weight of the batch's statistics in the defense.
+    """
 
     images: int = 10
-    """Number of images in the batch that the attacker controls."""
     steps: int = 500
-    """Sign steps."""
     step_size: float | str = "1/255"
-    """Length of a step in pixels."""
     rho: float = 1.0
-    """The weight of the batch's statistics in the defense."""
     version = 1
 
     def __post_init__(self) -> None:

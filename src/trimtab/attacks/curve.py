@@ -14,18 +14,21 @@ from torch import Tensor, nn
 
 from trimtab.attacks.base import AttackTask, Outcome
 from trimtab.attacks.pgd import PGD
-from trimtab.types import BadInput
+from trimtab.types import BadInput, method_card
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class CurvePGD(PGD):
     """PGD whose outcome holds which images are misclassified after each number of iterations in `marks`.
 
     Takes the arguments of `PGD`, and `marks`.
+
+    Args:
+        marks: Numbers of iterations after which the images are judged.
     """
 
     marks: tuple[int, ...] = (10, 20, 100)
-    """Numbers of iterations after which the images are judged."""
 
     def __post_init__(self, score: str | None, eps: float | str | None, norm: str | None) -> None:
         super().__post_init__(score, eps, norm)

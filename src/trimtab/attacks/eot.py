@@ -22,25 +22,29 @@ from trimtab.attacks.base import Attack, Outcome, check_rho, non_default
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.pgd import PGD
 from trimtab.runtime import check_call, check_labels, guard
-from trimtab.types import BadInput, Budget
+from trimtab.types import BadInput, Budget, method_card
 
 Sampler = Callable[[int], nn.Module]
 """Returns the classifier of a seed."""
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class EOT(Attack):
-    """PGD on the mean probability of several sampled classifiers (expectation over transformation)."""
+    """PGD on the mean probability of several sampled classifiers (expectation over transformation).
+
+    Args:
+        attack: The inner attack; its loss must be cross-entropy.
+        sampler: A function from a seed to a classifier, or a sequence of classifiers; None adapts copies
+            of the attacked model to the batch (the paper's adaptive-BN sampler).
+        m: Number of classifiers to sample; of a sequence all are used.
+        rho: With the adaptive-BN sampler: the weight of the batch's statistics.
+    """
 
     attack: PGD = field(default_factory=lambda: PGD(steps=100))
-    """The inner attack; its loss must be cross-entropy."""
     sampler: Sampler | Sequence[nn.Module] | None = None
-    """A function from a seed to a classifier, or a sequence of classifiers; None adapts copies of the
-    attacked model to the batch (the paper's adaptive-BN sampler)."""
     m: int = 10
-    """Number of classifiers to sample; of a sequence all are used."""
     rho: float = 1.0
-    """With the adaptive-BN sampler: the weight of the batch's statistics."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", float(self.rho))

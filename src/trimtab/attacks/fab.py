@@ -31,7 +31,7 @@ from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
 from trimtab.attacks.geometry import distance, random_start
 from trimtab.attacks.losses import cw, gradient
 from trimtab.runtime import is_misclassified
-from trimtab.types import L2, BadInput, Budget, Linf, whole
+from trimtab.types import L2, BadInput, Budget, Linf, method_card, whole
 
 _ETA, _BETA, _ALPHA = 1.05, 0.9, 0.1
 _FINAL, _CAUTION = 3, 0.02
@@ -40,20 +40,25 @@ _PIECES = 50
 """Newton's steps at most; each crosses at least one kink, and few are needed."""
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class FAB(Attack):
-    """The nearest misclassified image within the budget (fast adaptive boundary attack)."""
+    """The nearest misclassified image within the budget (fast adaptive boundary attack).
+
+    Args:
+        budget: The ball around each image: Linf(eps) or L2(eps), in pixels.
+        steps: Projections in each run.
+        targets: Number of classes to try, most likely first; 0 is the untargeted attack.
+        restarts: Independent runs for each target; all but the first begin at a random point.
+        early_stop: Drop an image once it is misclassified within the budget (faster), else search for the
+            nearest.
+    """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 100
-    """Projections in each run."""
     targets: int = 9
-    """Number of classes to try, most likely first; 0 is the untargeted attack."""
     restarts: int = 1
-    """Independent runs for each target; all but the first begin at a random point."""
     early_stop: bool = True
-    """Drop an image once it is misclassified within the budget (faster), else search for the nearest."""
     one_by_one = True
 
     def __post_init__(self) -> None:

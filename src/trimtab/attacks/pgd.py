@@ -37,11 +37,12 @@ from trimtab.attacks.early_stop import early_stop
 from trimtab.attacks.geometry import direction, project, random_start
 from trimtab.attacks.judge import Judge
 from trimtab.attacks.losses import Loss, cw, input_gradient, loss_named, other_class
-from trimtab.types import L2, BadInput, Budget, Linf, number, pretty, whole
+from trimtab.types import L2, BadInput, Budget, Linf, method_card, number, pretty, whole
 
 PRECISIONS = {"full": "full", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class PGD(Attack):
     """Projected gradient descent on the loss of each image, inside a ball around it.
@@ -67,25 +68,15 @@ class PGD(Attack):
     """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     steps: int = 20
-    """Gradient steps."""
     step_size: float | str | None = None
-    """Length of a step in pixels; 2.5 eps / steps if not given."""
     loss: str = "ce"
-    """The loss to ascend: ce, cw (margin) or dlr."""
     targeted: bool = False
-    """Descend towards a class drawn uniformly from the others, instead of ascending from the label."""
     restarts: int = 1
-    """Independent runs; of each image the worst result for the classifier is kept."""
     random_start: bool = True
-    """Start at a uniform point of the ball, else at the image."""
     clean_start: float = 0.0
-    """With a random start: the fraction of images that start at the image all the same."""
     early_stop: bool = False
-    """Drop an image from the batch once it is misclassified (faster); else the last iterate counts."""
     precision: str = "full"
-    """Gradients in "full" precision or in "bfloat16" (faster on ResNets); the model itself judges."""
     score: InitVar[str | None] = None
     eps: InitVar[float | str | None] = None
     norm: InitVar[str | None] = None
@@ -219,6 +210,7 @@ def fixed_steps(
     return judge.outcome(steps, x)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class FGSM(PGD):
     """One step to the border of the ball, from the image itself (Goodfellow et al. 2015).
@@ -235,6 +227,7 @@ class FGSM(PGD):
         return self.budget.radius if self.step_size is None else float(self.step_size)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class CW(PGD):
     """PGD on Carlini and Wagner's margin. Takes the arguments of `PGD`, with loss="cw" by default."""

@@ -22,11 +22,12 @@ from trimtab.attacks.apgd import judge_clean
 from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
 from trimtab.attacks.geometry import norms, project
 from trimtab.attacks.losses import cw
-from trimtab.types import BadInput, Budget, Linf, whole
+from trimtab.types import BadInput, Budget, Linf, method_card, whole
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Square(Attack):
     """A random search over squares of pixels that uses only logits (Square attack).
@@ -40,13 +41,9 @@ class Square(Attack):
     """
 
     budget: Budget = field(default_factory=lambda: Linf("8/255"))
-    """The ball around each image: Linf(eps) or L2(eps), in pixels."""
     queries: int = 5000
-    """Forward passes per image."""
     fraction: float = 0.8
-    """Fraction of the pixels that the first squares cover."""
     rescale: bool = True
-    """Stretch the published schedule, made for 10,000 queries, to `queries`; AutoAttack does not."""
     share: InitVar[float | None] = None
     one_by_one = True
     by_gradients = False

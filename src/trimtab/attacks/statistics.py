@@ -26,27 +26,31 @@ from torch import Tensor, nn
 
 from trimtab import norm, rng
 from trimtab.runtime import check_images, check_labels, guard
-from trimtab.types import BadInput, number, radius, whole
+from trimtab.types import BadInput, method_card, number, radius, whole
 
 Shifts = dict[str, norm.Shift]
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Ascent:
-    """Sign ascent on the loss of a batch, over the shifts of the normalization layers."""
+    """Sign ascent on the loss of a batch, over the shifts of the normalization layers.
+
+    Args:
+        eps: Radius of every delta.
+        steps: Sign steps.
+        step_size: Length of a step; 2.5 eps / steps if not given.
+        layers: Names of the layers to shift; all if None.
+        source: Which statistics are shifted: "batch" or "running".
+        groups: Number of groups of the batch over which its statistics are computed.
+    """
 
     eps: float | str = 0.1
-    """Radius of every delta."""
     steps: int = 6
-    """Sign steps."""
     step_size: float | str | None = None
-    """Length of a step; 2.5 eps / steps if not given."""
     layers: tuple[str, ...] | None = None
-    """Names of the layers to shift; all if None."""
     source: str | None = "batch"
-    """Which statistics are shifted: "batch" or "running"."""
     groups: int = 1
-    """Number of groups of the batch over which its statistics are computed."""
     version = 1
 
     def __post_init__(self) -> None:
@@ -96,9 +100,13 @@ class Ascent:
         return {name: shifts[name] for name in self.layers}
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class SignStep(Ascent):
-    """Take one sign step from zero, to a corner of the cube (APART's attack)."""
+    """Take one sign step from zero, to a corner of the cube (APART's attack).
+
+    Takes the arguments of `Ascent`, with steps=1 by default.
+    """
 
     steps: int = 1
 
@@ -108,12 +116,16 @@ class SignStep(Ascent):
             raise BadInput("SignStep is one step; use Ascent for more")
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class RandomUniform:
-    """Shift the statistics by deltas that are uniform in [-eps, eps]."""
+    """Shift the statistics by deltas that are uniform in [-eps, eps].
+
+    Args:
+        eps: Radius of every delta.
+    """
 
     eps: float | str = 0.1
-    """Radius of every delta."""
     version = 1
 
     def __call__(
@@ -124,12 +136,16 @@ class RandomUniform:
         return _random(model, seed, lambda u: (2 * u - 1) * r)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class RandomSign:
-    """Shift the statistics by deltas of size eps with random signs."""
+    """Shift the statistics by deltas of size eps with random signs.
+
+    Args:
+        eps: Radius of every delta.
+    """
 
     eps: float | str = 0.1
-    """Radius of every delta."""
     version = 1
 
     def __call__(
@@ -140,14 +156,18 @@ class RandomSign:
         return _random(model, seed, lambda u: torch.where(u < 0.5, -1.0, 1.0).to(u) * r)
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class Scaled:
-    """Scale the mean or the std by 1 + eps or 1 - eps, at random per channel."""
+    """Scale the mean or the std by 1 + eps or 1 - eps, at random per channel.
+
+    Args:
+        eps: The relative size of the change, below 1.
+        what: The statistic to scale: "mean", or "sigma", the std that divides.
+    """
 
     eps: float | str = 0.1
-    """The relative size of the change, below 1."""
     what: str = "mean"
-    """The statistic to scale: "mean", or "sigma", the std that divides."""
     version = 1
 
     def __call__(

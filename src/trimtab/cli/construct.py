@@ -112,5 +112,7 @@ class Construct:
         count, epochs = self.decoder
         with console.progress("training the decoder") as tell:
             known = first(data.load(self.data, "train", input=model.spec), count)
-            auto = construct.painter(model, self.cut, known, self._out.parent, epochs, self.seed, tell)
+            auto = construct.trained_autoencoder(
+                model, self.cut, known, self._out.parent, epochs, self.seed, tell
+            )
         return construct.AdvBNImages(auto, identical=self.kind == "reconstructed", **steps)

@@ -25,20 +25,23 @@ from trimtab.runtime import guard
 
 @dataclass(frozen=True)
 class AdvBNImages:
-    """Construct AdvBN images, as in `build(AdvBNImages(auto), classifier, images, out)`."""
+    """Construct AdvBN images, as in `build(AdvBNImages(auto), classifier, images, out)`.
+
+    Args:
+        auto: Encoder, and the decoder trained for it.
+        eps: Radius of every relative change of a statistic.
+        steps: Gradient steps.
+        step: Length of a step.
+        identical: Reconstruct without a perturbation: the control.
+        batch: Images that share a perturbation.
+    """
 
     auto: Autoencoder
-    """Encoder, and the decoder trained for it."""
     eps: float = 1.1
-    """Radius of every relative change of a statistic."""
     steps: int = 6
-    """Gradient steps."""
     step: float = 0.2
-    """Length of a step."""
     identical: bool = False
-    """Reconstruct without a perturbation: the control."""
     batch: int = 32
-    """Images that share a perturbation."""
     version: ClassVar[int] = 1
 
     def __call__(

@@ -3,6 +3,8 @@
 The encoder is the front of a network up to a named module, with fixed weights. The decoder mirrors it like
 AdaIN's (Huang and Belongie 2017): reflection padding, 3x3 convolutions, nearest upsampling, no
 normalization. It is trained with the pixel error and a small total variation, as in AdvBN's public code.
+Training is not bit-identical with other thread counts or on another machine, so a decoder is identified by
+how it was trained, not by its weights: a set can be resumed on any machine.
 
     VGG-19 of torchvision     Autoencoder.of(trimtab.load("torchvision:vgg19+pretrained"), "net.features.20")
     ResNet, the paper's second variant        cut after its first stage, "net.layer1"
@@ -12,19 +14,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab import models, norm, rng
+from trimtab.construct.build import load_tensors, save_tensors
 from trimtab.data import Images, Loader
 from trimtab.runtime import require_usable
+from trimtab.runtime.fingerprint import digest, of_model
 from trimtab.types import BadInput
+
+VERSION = 1
+"""Of the training of decoders; part of how one is identified."""
 
 
 class Decoder(nn.Sequential):
-    """Maps features (N, C, H / 2^k, W / 2^k) to images (N, channels, H, W) in [0, 1]."""
+    """Maps features (N, C, H / 2^k, W / 2^k) to images (N, channels, H, W) in [0, 1].
+
+    Args:
+        features: Channels C of the features.
+        channels: Channels of the images.
+        doublings: Number k of times that height and width double.
+    """
 
     def __init__(self, features: int, channels: int, doublings: int) -> None:
         layers: list[nn.Module] = []
@@ -47,7 +61,13 @@ def _conv(incoming: int, outgoing: int) -> list[nn.Module]:
 
 
 class Autoencoder(nn.Module):
-    """A fixed encoder and its decoder."""
+    """A fixed encoder and its decoder.
+
+    Args:
+        encoder: The front of a network, which is not trained.
+        decoder: Maps its features back to images.
+        rectified: Whether the feature is non-negative (a ReLU's output): the perturbed one is then rectified.
+    """
 
     recipe = ""
     """Identifies how the decoder was trained; if empty, its weights identify it."""
@@ -56,7 +76,6 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
         self.rectified = rectified
-        """Whether the feature is non-negative (a ReLU's output): the perturbed one is then rectified."""
 
     @classmethod
     def of(cls, model: nn.Module, name: str, seed: int = 0) -> Autoencoder:
@@ -81,13 +100,22 @@ class Autoencoder(nn.Module):
         return cls(front, decoder, rectified=bool((z >= 0).all()))
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features of images."""
+        """Return the features of images.
+
+        Args:
+            x: Images (N, C, H, W).
+        """
         with torch.no_grad():
             z: Tensor = self.encoder(x)
         return z
 
     def decode(self, z: Tensor, size: tuple[int, ...]) -> Tensor:
-        """Return the images (N, channels, *size) decoded from features."""
+        """Return the images (N, channels, *size) decoded from features.
+
+        Args:
+            z: Features, as `encode` returns them.
+            size: Height and width of the images.
+        """
         x: Tensor = self.decoder(z)
         return x if x.shape[2:] == size else F.interpolate(x, size=size, mode="bilinear", align_corners=False)
 
@@ -138,3 +166,36 @@ def train_decoder(
             progress(epoch + 1, epochs)
     auto.decoder.eval()
     return error
+
+
+def trained_autoencoder(
+    model: nn.Module,
+    cut: str,
+    images: Images,
+    folder: str | Path,
+    epochs: int = 2,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Autoencoder:
+    """Return an autoencoder of `model` cut after a module; its decoder is trained once and then cached.
+
+    Args:
+        model: The model that the encoder is cut from.
+        cut: Name of the last module of the encoder.
+        images: Training images of the decoder.
+        folder: Folder of the cached decoder.
+        epochs: Training epochs of the decoder.
+        seed: Seed of its weights and of the order of the images.
+        progress: Called with the number of epochs done, and of all epochs.
+    """
+    auto = Autoencoder.of(model, cut, seed)
+    about = {"model": of_model(model), "branch": norm.active_branch(model), "cut": cut, "version": VERSION}
+    auto.recipe = digest({**about, "data": images.digest, "epochs": epochs, "seed": seed})
+    path = Path(folder) / f".decoder-{auto.recipe[:16]}.safetensors"
+    cached = load_tensors(path)
+    if cached is None:
+        train_decoder(auto, images, epochs, seed=seed, progress=progress)
+        save_tensors(path, auto.decoder.state_dict())
+    else:
+        auto.decoder.load_state_dict(cached)
+    return auto.eval()

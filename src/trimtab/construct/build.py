@@ -51,7 +51,12 @@ starts from the images of a D_R."""
 
 
 def construction(kind: str, **options: Any) -> Construction:
-    """Return the construction of a name in the papers, with its options."""
+    """Return the construction of a name in the papers.
+
+    Args:
+        kind: One of `KINDS`.
+        options: Its fields, by name.
+    """
     if kind not in KINDS:
         raise BadInput(f"there is no construction {kind!r}; choose from {', '.join(KINDS)}")
     return KINDS[kind](**options)
@@ -137,7 +142,11 @@ def _chunk(method: Construction) -> int:
 
 
 def recorded(path: str | Path) -> dict[str, Any]:
-    """Return the recorded provenance of a constructed set; empty for any other file."""
+    """Return the recorded provenance of a constructed set; empty for any other file.
+
+    Args:
+        path: The file of the set.
+    """
     try:
         with np.load(path) as arrays:
             provenance = json.loads(str(arrays["provenance"]))

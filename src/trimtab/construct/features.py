@@ -36,19 +36,23 @@ _STARTS = ("other label", "any")
 
 @dataclass(frozen=True)
 class FeatureMatch:
-    """Construct D_R or D_NR: images with the penultimate features of other images."""
+    """Construct D_R or D_NR: images with the penultimate features of other images.
+
+    Args:
+        steps: Gradient steps.
+        step: Length of a step (l2).
+        eps: Largest l2 distance from the start; unbounded if None.
+        label: "reference": the label of the image whose feature is matched; "network": the network's
+            prediction.
+        start: "other label": start from an image whose label differs from the reference's (the papers);
+            "any": from any image of the set, the reference itself included.
+    """
 
     steps: int = 1000
-    """Gradient steps."""
     step: float = 0.1
-    """Length of a step (l2)."""
     eps: float | None = None
-    """Largest l2 distance from the start; unbounded if None."""
     label: str = "reference"
-    """"reference": the label of the image whose feature is matched; "network": the network's prediction."""
     start: str = "other label"
-    """"other label": start from an image whose label differs from the reference's (the papers); "any": from
-    any image of the set, the reference itself included."""
     version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:

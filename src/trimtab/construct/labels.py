@@ -32,16 +32,19 @@ _TARGET = rng.purpose("new label")
 
 @dataclass(frozen=True)
 class Relabeled:
-    """Construct D_rand, D_det or D_conflict: images attacked towards a class, with that class as label."""
+    """Construct D_rand, D_det or D_conflict: images attacked towards a class, with that class as label.
+
+    Args:
+        target: "random": uniform over all classes; "next": y + 1.
+        budget: Budget of the perturbation.
+        step: Length of a step.
+        steps: Gradient steps.
+    """
 
     target: str = "random"
-    """"random": uniform over all classes; "next": y + 1."""
     budget: Budget = field(default_factory=lambda: L2(0.5))
-    """Budget of the perturbation."""
     step: float = 0.1
-    """Length of a step."""
     steps: int = 100
-    """Gradient steps."""
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -42,9 +42,9 @@ from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut, drop_norm, same_in_both_modes
 from trimtab.norm.steering import innermost
 from trimtab.norm.synchronize import average
-from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, method_card
+from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing
 from trimtab.train.mixture import ensure_branch, require_branch
-from trimtab.types import BadInput, radius
+from trimtab.types import BadInput, method_card, radius
 
 _RANDOM = 14  # purpose of the random control's numbers
 _PROBE = 0.5
@@ -135,7 +135,11 @@ class AdvBN(Objective):
         return Passes(2 + steps, 2 + steps)
 
     def halves(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
-        """Return front and tail of the network, traced once per model."""
+        """Return front and tail of the network, traced once per model.
+
+        Args:
+            model: The network, wrapped or not.
+        """
         model = innermost(model)
         if model not in self._cuts:
             self._cuts[model] = cut(model, self.cut)

@@ -41,10 +41,9 @@ from trimtab.train.base import (
     Step,
     check_smoothing,
     isolated_gradients,
-    method_card,
 )
 from trimtab.train.two_pass import ascent_in_ball, moved_weights
-from trimtab.types import BadInput, number, radius
+from trimtab.types import BadInput, method_card, number, radius
 
 _SUBSET = 12  # purpose of the random permutation
 
@@ -110,7 +109,11 @@ class APART(Objective):
             raise BadInput("APART perturbs batch statistics, so it cannot train with running statistics")
 
     def images(self, batch: int) -> int:
-        """Return N for a batch of this size; raise BadInput if it does not fit the batch or the groups."""
+        """Return N; raise BadInput if it does not fit the batch or the groups.
+
+        Args:
+            batch: Images per call, over all processes.
+        """
         n = batch if self.samples is None else self.samples
         if n > batch:
             raise BadInput(f"the second pass takes {n} images of the batch, which has only {batch}")

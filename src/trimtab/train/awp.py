@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.train.adversarial import Adversarial
-from trimtab.train.base import Objective, method_card
+from trimtab.train.base import Objective
 from trimtab.train.two_pass import WeightAttack
-from trimtab.types import radius
+from trimtab.types import method_card, radius
 
 
 @method_card(__doc__)

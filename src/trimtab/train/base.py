@@ -12,13 +12,11 @@ gradients of an unwrapped model in a process group are averaged after every pass
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,17 +33,20 @@ from trimtab.types import BadInput
 Backward = Callable[[Tensor, bool], None]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss given by the user: (logits, labels) -> the mean over the batch."""
-_Class = TypeVar("_Class", bound=type)
 
 
 class Parts(dict[str, Tensor]):
-    """Detached losses of one call, by name; "loss" is the objective's (with two passes, of the first)."""
+    """Detached losses of one call, by name; "loss" is the objective's (with two passes, of the first).
+
+    Args:
+        losses: The losses by name.
+        logits: Logits of the batch in the first training pass: of the clean images if the objective computes
+            them separately (Mixture, AdvBN, TRADES), else of the images that were trained on.
+        loss_weights: Weights of the parts in the loss whose gradient was added to `.grad`.
+    """
 
     logits: Tensor | None
-    """Detached logits of the batch in the first training pass: of the clean images if the objective computes
-    them separately (Mixture, AdvBN), else of the images that were trained on."""
     loss_weights: dict[str, float]
-    """Weights of the parts in the loss whose gradient was added to `.grad`."""
 
     def __init__(
         self,
@@ -71,11 +72,19 @@ class Passes(NamedTuple):
     backward: float
 
     def plus(self, both: float) -> Passes:
-        """Add N forward and N backward passes."""
+        """Add passes.
+
+        Args:
+            both: Number of forward, and of backward passes.
+        """
         return Passes(self.forward + both, self.backward + both)
 
     def doubled_except(self, once: Passes) -> Passes:
-        """Double the cost, except for the passes that run only once."""
+        """Double the cost.
+
+        Args:
+            once: Passes that run only once.
+        """
         return Passes(2 * self.forward - once.forward, 2 * self.backward - once.backward)
 
 
@@ -116,20 +125,6 @@ class Step:
         return value
 
 
-def method_card(text: str | None) -> Callable[[_Class], _Class]:
-    """Append a method card, the docstring of its module, to the docstring of a class.
-
-    So `help(train.APART)` shows both.
-    """
-
-    def extend(cls: _Class) -> _Class:
-        card = textwrap.indent(text or "", "    ").rstrip()
-        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nMethod card:\n{card}\n"
-        return cls
-
-    return extend
-
-
 class Objective:
     """Base class of the objectives: subclasses are frozen dataclasses that define `run`."""
 
@@ -150,11 +145,19 @@ class Objective:
         return model
 
     def setup(self, model: nn.Module) -> nn.Module:
-        """Add what the objective needs to the model, in place; return the model."""
+        """Add what the objective needs to the model, in place; return the model.
+
+        Args:
+            model: The network to train.
+        """
         return norm.steer(model)
 
     def in_parts(self, parts: int) -> Objective:
-        """Return the objective for each of the equal parts in which a step processes its batch."""
+        """Return the objective for each part of a batch that a step processes in equal parts.
+
+        Args:
+            parts: Number of parts.
+        """
         return self
 
     def nested(self) -> Iterator[Objective]:
@@ -171,7 +174,11 @@ class Objective:
         """
 
     def passes(self, batch: int) -> Passes:
-        """Return the cost of a call with a batch of N images."""
+        """Return the cost of a call.
+
+        Args:
+            batch: Images per call.
+        """
         return Passes(1, 1)
 
     def attack_passes(self) -> Passes:
@@ -223,7 +230,11 @@ class Objective:
         return parts
 
     def run(self, step: Step) -> Parts:
-        """Run the passes of one call; `__call__` has checked its arguments."""
+        """Run the passes of one call; `__call__` has checked its arguments.
+
+        Args:
+            step: The model, images, labels, seed and backward pass of the call.
+        """
         raise NotImplementedError
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimtab import rng
-from trimtab.train.base import Objective, Parts, Step, check_smoothing, method_card
-from trimtab.types import BadInput, number
+from trimtab.train.base import Objective, Parts, Step, check_smoothing
+from trimtab.types import BadInput, method_card, number
 
 _NOISE = 11  # purpose of the random numbers
 

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab import rng
-from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, keep_statistics, method_card
-from trimtab.types import BadInput, number
+from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, keep_statistics
+from trimtab.types import BadInput, method_card, number
 
 _PROBE = 13  # purpose of the random numbers
 

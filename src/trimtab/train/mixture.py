@@ -34,9 +34,8 @@ from trimtab.train.base import (
     adversarial_images,
     attack_passes,
     check_smoothing,
-    method_card,
 )
-from trimtab.types import BadInput
+from trimtab.types import BadInput, method_card
 
 HALVES = ("both", "affine", "statistics")
 

@@ -287,7 +287,11 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """Return the recipe as YAML text, which `read_recipe` reads."""
+    """Return a recipe as YAML text, which `read_recipe` reads.
+
+    Args:
+        recipe: The recipe.
+    """
     return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True)
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from trimtab.train.base import Objective, method_card
+from trimtab.train.base import Objective
 from trimtab.train.standard import Standard
 from trimtab.train.two_pass import WeightAttack, ascent_in_ball
-from trimtab.types import radius
+from trimtab.types import method_card, radius
 
 
 @method_card(__doc__)

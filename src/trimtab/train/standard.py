@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.train.base import Objective, Parts, Step, check_smoothing, method_card
+from trimtab.train.base import Objective, Parts, Step, check_smoothing
+from trimtab.types import method_card
 
 
 @method_card(__doc__)

@@ -38,14 +38,14 @@ from trimtab.train.base import (
     attack_passes,
     check_smoothing,
     keep_statistics,
-    method_card,
 )
-from trimtab.types import BadInput, Budget, number, pretty, whole
+from trimtab.types import BadInput, Budget, method_card, number, pretty, whole
 
 _START = rng.purpose("start of TRADES")
 _STD = 0.001
 
 
+@method_card(__doc__)
 @dataclass(frozen=True)
 class DivergenceAttack(Attack):
     """Maximize KL(f(x) || f(x')) in the ball around x: the attack of TRADES, which needs no label.

@@ -48,7 +48,11 @@ class WeightAttack(Objective):
     reads_gradients: ClassVar[bool] = True
 
     def ascent(self, weights: Sequence[nn.Parameter]) -> list[Tensor | None]:
-        """Return by how much each weight moves, given the gradient in its `.grad`."""
+        """Return by how much each weight moves.
+
+        Args:
+            weights: The parameters that train, with the gradient in `.grad`.
+        """
         raise NotImplementedError
 
     def setup(self, model: nn.Module) -> nn.Module:

@@ -154,7 +154,11 @@ def progress_bar(title: str = "training", shown: bool = True) -> Iterator[Callba
 
 
 def tensorboard(folder: str | Path) -> Callback:
-    """Return a callback that writes the metrics of every epoch for TensorBoard (an optional dependency)."""
+    """Return a callback that writes the metrics of every epoch for TensorBoard (an optional dependency).
+
+    Args:
+        folder: Folder of the log.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -86,7 +86,11 @@ class Run:
         return len(content)
 
     def metrics_digest(self, length: int) -> str:
-        """Return a hash of the first `length` bytes of the metrics, to notice damage."""
+        """Return a hash of the metrics, to notice damage.
+
+        Args:
+            length: Number of bytes, from the start of the file.
+        """
         file = self.folder / "metrics.jsonl"
         return hashlib.sha256(file.read_bytes()[:length] if file.exists() else b"").hexdigest()
 
@@ -116,14 +120,22 @@ def remove_refused(run: Run) -> None:
 
 
 def new_folder(recipe: Recipe) -> Path:
-    """Return the first of `runs/KIND-1`, `-2`, ... that does not exist."""
+    """Return the first of `runs/KIND-1`, `-2`, ... that does not exist.
+
+    Args:
+        recipe: The recipe, whose objective is the kind.
+    """
     kind = type(recipe.objective).__name__.lower()
     folders = (Path("runs") / f"{kind}-{number}" for number in range(1, 1 << 30))
     return next(path for path in folders if not path.exists())
 
 
 def existing(folder: str | Path) -> Run:
-    """Return the run in a folder, with its recipe."""
+    """Return the run in a folder, with its recipe.
+
+    Args:
+        folder: The folder of the run.
+    """
     path = Path(folder) / "recipe.yaml"
     if not path.is_file():
         raise BadInput(f"{folder} contains no run: it has no recipe.yaml")
@@ -179,7 +191,12 @@ def environment() -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically.
+
+    Args:
+        path: The file; it is replaced whole or not at all.
+        text: Its content.
+    """
     with atomic_write(path) as part:
         part.write_text(text)
 

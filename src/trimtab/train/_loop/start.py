@@ -44,7 +44,11 @@ class Engine:
     nodes: int = 1
 
     def start(self, precision: str) -> Fabric:
-        """Start the processes and return their Fabric."""
+        """Start the processes and return their Fabric.
+
+        Args:
+            precision: As in a recipe: 32-true, bf16-mixed or 16-mixed.
+        """
         devices, nodes = self.devices, self.nodes
         if "LOCAL_WORLD_SIZE" in os.environ:
             devices = int(os.environ["LOCAL_WORLD_SIZE"])
