@@ -312,7 +312,7 @@ def test_what_could_not_train_is_refused_before_it_starts(changes: dict[str, Any
         Recipe(batch_size=16, **changes)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OBJECTIVES.values() if kind is not train.SAM])
+@pytest.mark.parametrize("kind", [kind for kind in OBJECTIVES.values() if kind not in (train.SAM, train.AWP)])
 def test_a_share_that_cannot_be_is_refused_by_every_objective(kind: type) -> None:
     with pytest.raises(BadInput, match="label_smoothing is a fraction"):
         kind(label_smoothing=1.5)
