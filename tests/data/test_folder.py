@@ -1,3 +1,4 @@
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 from PIL import Image
 from torchvision import datasets, transforms
 
+from published_files import PHOTOGRAPHS, needs_published
 from trimtab.data import ImageSet, load
 from trimtab.data import folder as module
 from trimtab.data.folder import FolderSet, ahead, open_folder
@@ -251,3 +253,105 @@ def test_a_crop_of_all_of_a_square_picture_is_the_picture(tmp_path: Path) -> Non
     whole, labels = images.cropped(torch.arange(2), lambda shapes: torch.tensor([[0.0, 0, 1, 1]] * 2))
     assert torch.equal(whole, images.raw(torch.arange(2))[0])
     assert torch.equal(labels, images.labels[:2])
+
+
+def test_imagenets_images_without_folders_are_labeled_by_the_wordnet_ids_in_their_names(
+    tmp_path: Path,
+) -> None:
+    names = ("0999_n15075141_toilet_tissue.png", "n01443537_10.png", "ILSVRC2012_val_1_n01440764.png")
+    for name in names:
+        write(tmp_path / "a" / name, (300, 300))
+    images = load(f"imagenet:{tmp_path}/a")
+    assert dict(zip(images.files, images.labels.tolist(), strict=True)) == dict(
+        zip(names, (999, 1, 0), strict=True)
+    )
+    assert len(images.classes) == 1000
+    write(tmp_path / "a" / "holiday.png", (300, 300))
+    with pytest.raises(BadInput, match=r"in their names: holiday\.png has none"):
+        load(f"imagenet:{tmp_path}/a")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="it is empty"):
+        load(f"imagenet:{tmp_path}/empty")
+
+
+@needs_published
+def test_the_published_photographs_are_labeled_with_the_index_in_their_names() -> None:
+    images = load(f"imagenet:{PHOTOGRAPHS}")
+    assert len(images) == 700
+    assert [int(file[:4]) for file in images.files] == images.labels.tolist()
+
+
+def table(path: Path, rows: list[tuple[str, ...]], **options: object) -> Path:
+    with open(path, "w", newline="", **options) as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_table_gives_files_their_labels(tmp_path: Path, encoding: str) -> None:
+    for k in range(4):
+        write(tmp_path / "deep" / f"{k}.png", seed=k)
+    rows = [(f"deep/{k}.png", name) for k, name in enumerate(("cat, wild", "ant", "cat, wild", "über"))]
+    table(tmp_path / "labels.csv", rows, encoding=encoding)
+    images = load(f"folder:{tmp_path}")
+    assert images.classes == ("ant", "cat, wild", "über")
+    for k, label in enumerate((1, 0, 1, 2)):
+        shown = torch.from_numpy(np.array(Image.open(tmp_path / "deep" / f"{k}.png"))).permute(2, 0, 1)
+        (place,) = [at for at, image in enumerate(images.images) if torch.equal(image, shown)]
+        assert int(images.labels[place]) == label
+    more = [("id", "Label", "Filename"), *((str(k), label, file) for k, (file, label) in enumerate(rows))]
+    again = load(f"csv:{table(tmp_path / 'more.csv', more, encoding=encoding)}")
+    assert (again.digest, again.name) == (images.digest, "more")
+    assert load(f"csv:{tmp_path}/more.csv@4").spec.size == (4, 4)
+
+
+def test_whole_numbers_in_a_table_are_the_labels_themselves(tmp_path: Path) -> None:
+    for k in range(3):
+        write(tmp_path / f"{k}.png", (300, 300))
+    rows = [("0.png", "10"), ("1.png", "2"), ("2.png", "010")]
+    table(tmp_path / "labels.csv", rows)
+    images = load(f"folder:{tmp_path}")
+    assert sorted(images.labels.tolist()) == [2, 10, 10]
+    assert len(images.classes) == 11
+    of_imagenet = load(f"imagenet:{tmp_path}")
+    assert sorted(of_imagenet.labels.tolist()) == [2, 10, 10]
+    assert of_imagenet.classes[2] == "n01484850"
+    table(tmp_path / "labels.csv", [("0.png", "n01484850")])
+    assert load(f"imagenet:{tmp_path}").labels.tolist() == [2]
+
+
+def test_a_table_beside_each_split_counts_in_the_classes_of_the_training_images(tmp_path: Path) -> None:
+    for split, labels in (("train", "abc"), ("test", "c")):
+        for k in range(len(labels)):
+            write(tmp_path / split / f"{k}.png", (8, 6))
+        table(tmp_path / split / "labels.csv", [(f"{k}.png", label) for k, label in enumerate(labels)])
+    assert load(f"folder:{tmp_path}", "test").labels.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([("0.png", "a"), ("gone.png", "b")], r"lists gone\.png, which is not there"),
+        ([("0.png", "a"), ("0.png", "")], r"no label in the line 0\.png,"),
+        ([("file", "label"), ("0.png",)], r"no label in the line 0\.png;"),
+        ([("a", "b", "c"), ("0.png", "a", "1")], "needs a header that names one of its columns file"),
+        ([("file", "label")], "lists no images"),
+        ([], "needs a header"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, rows: list[tuple[str, ...]], complaint: str
+) -> None:
+    write(tmp_path / "0.png", (8, 6))
+    table(tmp_path / "labels.csv", rows)
+    for name in (f"folder:{tmp_path}", f"csv:{tmp_path}/labels.csv"):
+        with pytest.raises(BadInput, match=complaint):
+            load(name)
+
+
+def test_what_is_no_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(BadInput, match="not a table of files and labels: it is a PNG image"):
+        load(f"csv:{tmp_path}/labels.csv")
+    with pytest.raises(BadInput, match="is not there"):
+        load(f"csv:{tmp_path}/nowhere.csv")

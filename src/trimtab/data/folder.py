@@ -1,4 +1,7 @@
-"""Image folders, one subfolder per class, decoded from disk as they are needed.
+"""Image folders, decoded from disk as they are needed.
+
+The class of an image is the subfolder that it lies in, or what a table `labels.csv` says; in ImageNet's
+folders it may be the WordNet id in the name of the file.
 
 Memory is bounded by the batches in flight, so ImageNet streams. How a file becomes pixels is in the set's
 `InputSpec`: resized and cropped as recorded with a network, or, without a crop fraction, taken as it is, and
@@ -10,15 +13,17 @@ evaluation's limit, a batch to adapt on) and its last ones (held out to validate
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +32,30 @@ from torch import Tensor
 
 from trimtab.data.pictures import MODES, Form, decode, form, prepare, stretch
 from trimtab.data.sets import Batch, Images, ImageSet, Which, in_turns, moments, positions_of, spans
+from trimtab.io import reading
 from trimtab.types import BadInput, InputSpec
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 UNCOMPRESSED = (".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+TABLE = "labels.csv"
+"""What a table of labels in an image folder is called."""
+COLUMNS = (("file", "filename", "path", "image"), ("label", "class", "target", "wnid"))
+"""What its columns may be called."""
+WNID = re.compile(r"n\d{8}")
 WORKERS = min(32, 2 * (os.cpu_count() or 1))
 
 T = TypeVar("T")
+
+
+class Listing(NamedTuple):
+    """The images of a folder."""
+
+    files: Sequence[str]
+    """Their paths below it."""
+    labels: Sequence[str]
+    """The class of each, by its name."""
+    classes: Sequence[str]
+    """All classes, in the order in which they are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,30 +130,33 @@ def _preparation(spec: InputSpec) -> str:
 
 
 def open_folder(
-    root: Path, name: str, classes: Sequence[str] | None = None, spec: InputSpec | None = None
+    root: Path,
+    name: str,
+    classes: Sequence[str] | None = None,
+    spec: InputSpec | None = None,
+    listing: Listing | None = None,
 ) -> FolderSet:
-    """The images below `root` (class/.../image); labels count in `classes`, or in the sorted class folders.
+    """The images below `root` (class/.../image), or in a listing; labels count in `classes`, or in order.
 
     Without a `spec` they must agree in size and mode, and are taken as they are. Mean and std are those of at
     most a thousand of the images, evenly spaced, unless `spec` has them.
     """
-    listed, of_class = list_images(root)
-    order = in_turns(of_class)
-    files, folders = [listed[i] for i in order], [of_class[i] for i in order]
-    classes = tuple(classes or sorted(set(folders)))
-    if unknown := sorted(set(folders) - set(classes)):
-        raise BadInput(
-            f"{root} has class folders that do not fit: {unknown[0]!r} is none of {len(classes)} classes"
-        )
+    listing = listing or list_images(root)
+    order = in_turns(listing.labels)
+    files, labels = [listing.files[i] for i in order], [listing.labels[i] for i in order]
+    classes = tuple(classes or listing.classes)
+    if unknown := sorted(set(labels) - set(classes)):
+        found = f"{unknown[0]!r} is none of {len(classes)} classes"
+        raise BadInput(f"{root} has classes that do not fit: {found}")
     index = {one: number for number, one in enumerate(classes)}
-    labels = torch.tensor([index[folder] for folder in folders])
+    numbers = torch.tensor([index[label] for label in labels])
     if spec is None:
         (width, height), mode = common_form(root, files)
         spec = InputSpec((height, width), MODES[mode])
     name, *shown = (
         os.fsencode(one).decode("utf-8", "replace") for one in (name, *classes)
     )  # or it is no text
-    images = FolderSet(root, tuple(files), labels, tuple(shown), name, spec, torch.arange(len(files)))
+    images = FolderSet(root, tuple(files), numbers, tuple(shown), name, spec, torch.arange(len(files)))
     if any(spec.mean):
         return images
     few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()
@@ -139,7 +164,55 @@ def open_folder(
     return replace(images, spec=replace(spec, mean=mean, std=std))
 
 
-def list_images(root: Path) -> tuple[list[str], list[str]]:
+def list_table(path: Path) -> Listing:
+    """Read a CSV table of files and labels; labels that are whole numbers count classes from 0 on.
+
+    Args:
+        path: a table of two columns, file and label; with more of them, its header names these two. The paths
+            begin at its folder.
+    """
+    with reading(path, "a table of files and labels"), open(path, encoding="utf-8-sig", newline="") as file:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    header = [name.lower() for name in rows[0]] if rows else []
+    columns = [header.index(word) for words in COLUMNS for word in header if word in words]
+    if len(columns) == 2:
+        rows = rows[1:]
+    elif len(header) == 2:
+        columns = [0, 1]
+    else:
+        raise BadInput(f"{path} needs a header that names one of its columns file and one label")
+    if odd := next((row for row in rows if len(row) <= max(columns) or not row[columns[1]]), None):
+        raise BadInput(f"{path} has no label in the line {','.join(odd)}; write file,label")
+    files, labels = ([row[at] for row in rows] for at in columns)
+    if gone := next((name for name in files if not (path.parent / name).is_file()), None):
+        raise BadInput(f"{path} lists {gone}, which is not there; paths begin at the table's folder")
+    if not files:
+        raise BadInput(f"{path} lists no images; write a line file,label for each")
+    if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
+        labels = [str(int(label)) for label in labels]
+        return Listing(files, labels, [str(number) for number in range(1 + max(map(int, labels)))])
+    return Listing(files, labels, sorted(set(labels)))
+
+
+def list_by_wnid(root: Path) -> Listing:
+    """List the images of a folder whose names hold the WordNet ids of their classes.
+
+    Args:
+        root: the folder.
+    """
+    files = sorted(_below(root, Path()))
+    found = [WNID.search(Path(file).name) for file in files]
+    wnids = [match[0] for match in found if match]
+    if not files or len(wnids) < len(files):
+        which = f"{files[found.index(None)]} has none" if files else "it is empty"
+        raise BadInput(
+            f"{root} holds neither class folders, nor a table {TABLE}, nor only images with WordNet ids in "
+            f"their names: {which}"
+        )
+    return Listing(files, wnids, sorted(set(wnids)))
+
+
+def list_images(root: Path) -> Listing:
     """The image files below each class folder, sorted, and the class folder of each."""
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder")
@@ -154,9 +227,10 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
         folders += [folder] * len(found)
     if not files:
         raise BadInput(
-            f"{root} holds no class folders with images; put the images of each class in a subfolder"
+            f"{root} holds no class folders with images; put the images of each class in a subfolder, or "
+            f"list files and labels in {TABLE}"
         )
-    return files, folders
+    return Listing(files, folders, sorted(set(folders)))
 
 
 def _below(place: Path, named: Path, above: tuple[str, ...] = ()) -> Iterator[str]:

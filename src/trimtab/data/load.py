@@ -3,8 +3,10 @@
     sample                                  the embedded sample
     two-cue                                 the synthetic set; two-cue:robust, two-cue:faint: one cue alone
     cifar10, cifar100, svhn, tiny-imagenet  published sets that were fetched
-    folder:PATH                             an image folder, one subfolder per class
-    imagenet:PATH                           ImageNet or a variant: class folders by WordNet id, or 0 to 999
+    folder:PATH                             an image folder: a subfolder per class, or a table labels.csv
+    csv:FILE                                a table of image files and labels (names, or numbers from 0 on)
+    imagenet:PATH                           ImageNet or a variant: class folders by WordNet id, or 0 to 999;
+                                            images with WordNet ids in their names; or a table with either
     npz:PATH                                arrays in a NumPy archive
     cifar10-c:PATH/CORRUPTION/SEVERITY      published corrupted sets, also cifar100-c
     imagenet-c:PATH/CORRUPTION/SEVERITY
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -31,9 +34,18 @@ from trimtab.data.arrays import CLEAN, cifar_c, npz
 from trimtab.data.embedded import sample
 from trimtab.data.fetch import PUBLISHED, fetched
 from trimtab.data.files import read
-from trimtab.data.folder import FolderSet, list_images, open_folder
+from trimtab.data.folder import (
+    TABLE,
+    FolderSet,
+    Listing,
+    list_by_wnid,
+    list_images,
+    list_table,
+    open_folder,
+)
 from trimtab.data.sets import Images
 from trimtab.data.two_cue import TwoCue
+from trimtab.io import existing
 from trimtab.types import BadInput, InputSpec, nearest
 
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")
@@ -46,7 +58,7 @@ IMAGENET = InputSpec((224, 224), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 NAMES = (
     *("sample", "two-cue", *PUBLISHED),
-    *("folder:PATH", "imagenet:PATH", "npz:PATH", "file:PATH"),
+    *("folder:PATH", "csv:FILE", "imagenet:PATH", "npz:PATH", "file:PATH"),
     *(f"{kind}:PATH/CORRUPTION/SEVERITY" for kind in (*CLEAN, "imagenet-c")),
 )
 
@@ -83,6 +95,8 @@ def load(
             return fetched(kind, split, root)
         case "folder" if rest:
             images = _folder(*_sized(rest), split, decoded, recorded)
+        case "csv" if rest:
+            images = _table(*_sized(rest), decoded, recorded)
         case "imagenet" if rest:
             images = _imagenet(*_sized(rest), split, recorded or IMAGENET)
         case "imagenet-c" if rest:
@@ -114,10 +128,32 @@ def _folder(path: Path, size: int | None, split: str, decoded: bool, recorded: I
     root = _split_of(path, split, TEST)
     # Where there are training images, theirs are the classes, even if the test images show only some of them.
     train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
-    classes = None if train == root else sorted(set(list_images(train)[1]))
+    classes = None if train == root else _listed(train).classes
+    return _opened(root, path.resolve().name, classes, size, decoded, recorded, _listed(root))
+
+
+def _table(path: Path, size: int | None, decoded: bool, recorded: InputSpec | None) -> Images:
+    listing = list_table(existing(path))
+    return _opened(path.parent, path.stem, None, size, decoded, recorded, listing)
+
+
+def _listed(root: Path) -> Listing:
+    return list_table(root / TABLE) if (root / TABLE).is_file() else list_images(root)
+
+
+def _opened(
+    root: Path,
+    name: str,
+    classes: Sequence[str] | None,
+    size: int | None,
+    decoded: bool,
+    recorded: InputSpec | None,
+    listing: Listing,
+) -> Images:
+    """Images of any kind, in memory if they are small."""
     spec = recorded or (InputSpec(crop_fraction=1.0) if size else None)
     spec = spec.at_size(size) if spec and size else spec
-    images = open_folder(root, path.resolve().name, classes, spec)
+    images = open_folder(root, name, classes, spec, listing)
     bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
     return images.in_memory() if decoded and bytes_needed <= IN_MEMORY else images
 
@@ -126,9 +162,11 @@ def _imagenet(path: Path, size: int | None, split: str, spec: InputSpec) -> Fold
     root = _split_of(
         path, split, ("val", "validation", "test")
     )  # the images in its test folder have no labels
-    wnids = _wnids()
-    folders = tuple(map(str, range(1000))) if (root / "0").is_dir() else wnids  # ImageNet-V2 numbers them
-    images = open_folder(root, path.resolve().name, folders, spec.at_size(size) if size else spec)
+    wnids, has_folders = _wnids(), root.is_dir() and any(entry.is_dir() for entry in root.iterdir())
+    listing = list_by_wnid(root) if not has_folders and not (root / TABLE).is_file() else _listed(root)
+    numbers = tuple(map(str, range(1000)))
+    classes = numbers if listing.labels[0] in numbers else wnids  # ImageNet-V2 numbers them
+    images = open_folder(root, path.resolve().name, classes, spec.at_size(size) if size else spec, listing)
     return replace(images, classes=wnids)
 
 
