@@ -7,16 +7,13 @@ import torch
 from torch import nn
 
 import trimtab
+from nets import stack
 from trimtab import adapt, attacks, data, norm
 from trimtab.types import BadInput
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
-    )  # fmt: skip
+    net = stack(5)
     for _ in range(40):
         net(bright(32))
     return trimtab.steer(net.eval())

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from nets import stack
 from trimtab import certify, norm
 from trimtab.certify import sampling, smoothing
 from trimtab.types import BadInput
@@ -39,12 +40,7 @@ def at_distance(distance: float, copies: int = 1) -> tuple[Halfspaces, Tensor]:
 
 def small_network() -> nn.Module:
     with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
-        )  # fmt: skip
+        net = stack(4, (8, 8), padding=(1, 0), stride=2)
         for _ in range(3):
             net(torch.randn(32, 3, 8, 8))
     with torch.no_grad():  # center the logits, so that noise moves the class

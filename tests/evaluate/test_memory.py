@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from evaluate_nets import Net
 from torch import Tensor, nn
 
+from nets import Net
 from trimtab import certify, models
 from trimtab.attacks import PGD, Linf
 from trimtab.cli import main

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from evaluate_nets import trained
 
 import trimtab
+from nets import trained
 from trimtab import data
 from trimtab.data import Batch
 from trimtab.data.embedded import sample

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from evaluate_nets import Net
 from torch import nn
 
+from nets import Net
 from trimtab.attacks import PGD, Linf
 from trimtab.data.embedded import sample
 from trimtab.evaluate import Clean, Noise, Status, Store, run

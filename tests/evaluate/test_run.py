@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
 import trimtab
+from nets import Net, trained
 from trimtab import adapt, data, models, norm
 from trimtab.attacks import APGD, EOT, FGSM, PGD, AutoAttack, CurvePGD, Linf, ThroughBatch
 from trimtab.data import Batch

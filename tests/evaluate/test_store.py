@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from evaluate_nets import Net
 
+from nets import Net
 from trimtab.attacks import PGD, CurvePGD
 from trimtab.data.embedded import sample
 from trimtab.evaluate import (

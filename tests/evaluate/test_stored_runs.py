@@ -4,8 +4,8 @@ import csv
 import io
 
 import pytest
-from evaluate_nets import Net, trained
 
+from nets import Net, trained
 from trimtab.attacks import FGSM
 from trimtab.data.embedded import sample
 from trimtab.evaluate import Clean, Noise, RunningMode, Store, compare, export, find, run, runs

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from evaluate_nets import Net, trained
 from torch import Tensor, nn
 
+from nets import Net, trained
 from trimtab import adapt, attacks, data, load, models
 from trimtab.data import ImageSet
 from trimtab.data.embedded import sample

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nets import images, season, small
 from reference.batch_norm import moments, normalize
-from reference.networks import images, season, small
 from trimtab import norm
 
 C = 5

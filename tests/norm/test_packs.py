@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trimtab
+from nets import stack
 from trimtab import norm
 from trimtab.norm import pack, read_pack
 from trimtab.types import BadInput
 
 
 def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    net = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.Conv2d(6, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
-    )  # fmt: skip
+    net = stack(4, seed=seed, padding=(1, 0), stride=2, bias=False)
     for _ in range(3):
         net(torch.rand(16, 3, 9, 9))
     return trimtab.steer(net.eval())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reference.networks import PUBLIC, differing, public, state
+from nets import PUBLIC, differing, public, state
 from trimtab import norm
 
 LIGHT = ["torchvision mobilenet_v3_small", "timm efficientnet_b0", "timm regnety_002"]

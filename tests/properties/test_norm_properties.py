@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.networks import differing, images, season, state
+from nets import differing, images, season, state
 from trimtab import norm
 
 quick = settings(deadline=None, max_examples=30, derandomize=True)

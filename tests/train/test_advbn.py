@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from nets import stack
 from trimtab import models, norm, train
 from trimtab.types import BadInput
 
@@ -22,12 +23,7 @@ def images(n: int = 16, size: int = 8) -> tuple[Tensor, Tensor]:
 
 def net() -> nn.Sequential:
     """A convolution, whose output a batch norm normalizes at once."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
-    )  # fmt: skip
+    return stack(CLASSES, (8, 8))
 
 
 @pytest.mark.parametrize("cut", ["0", "3"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference.networks import Small, differing, images, small, state
+from nets import Small, differing, images, small, state
 from trimtab import norm
 from trimtab.types import BadInput
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference.networks import images, small, state
+from nets import images, small, state
 from trimtab import norm
 
 

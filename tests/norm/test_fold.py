@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference.networks import PUBLIC, Small, differing, images, public, season, small, state
+from nets import PUBLIC, Small, differing, images, public, season, small, state
 from trimtab import norm
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.networks import differing, images, public, season, small, state
+from nets import differing, images, public, season, small, state
 from trimtab import norm
 from trimtab.types import BadInput
 

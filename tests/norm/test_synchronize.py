@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, multiprocessing, nn
 
-from reference.networks import differing, images, small, state
+from nets import differing, images, small, state
 from trimtab import norm
 
 Results = dict[str, dict[str, Tensor]]

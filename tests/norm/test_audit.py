@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.networks import Small, differing, images, public, small, state
+from nets import Small, differing, images, public, small, state
 from trimtab import norm
 from trimtab.types import BadInput
 

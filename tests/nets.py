@@ -1,13 +1,17 @@
-"""Networks that the tests steer: those of torchvision and timm, and small ones made by hand."""
+"""Networks of the tests: those of torchvision and timm, small ones made by hand, and one that is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from trimtab.data.embedded import sample
+from trimtab.types import InputSpec
 
 
 def _torchvision(name: str) -> Callable[[], nn.Module]:
@@ -110,3 +114,62 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 def _identical(one: Any, other: Any) -> bool:
     return bool(one.dtype == other.dtype and torch.equal(one, other))
+
+
+class Net(nn.Module):
+    """Pixels in, logits out; mean and std inside."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16 * 49, 10),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x - self.spec.mean[0]) / self.spec.std[0])
+
+
+@cache
+def trained(eps: float = 0.0) -> Net:
+    """The network after one epoch, on images moved by up to `eps` against it; always the same."""
+    data = sample("train")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Net(data.spec)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+        for part in torch.randperm(len(data)).split(64):
+            x, y, _ = data.take(part)
+            if eps:
+                x = _moved(model.eval(), x, y, eps)
+            optimizer.zero_grad()
+            F.cross_entropy(model.train()(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def _moved(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
+    delta = torch.empty_like(x).uniform_(-eps, eps).requires_grad_(True)
+    (grad,) = torch.autograd.grad(F.cross_entropy(model(x + delta), y), delta)
+    return (x + (delta + eps * grad.sign()).clamp(-eps, eps)).clamp(0, 1).detach()
+
+
+def stack(
+    classes: int,
+    widths: tuple[int, int] = (6, 8),
+    *,
+    seed: int = 0,
+    padding: tuple[int, int] = (0, 0),
+    stride: int = 1,
+    bias: bool = True,
+) -> nn.Sequential:
+    """Twice convolution, batch norm and ReLU, then the mean over pixels and a head; always the same."""
+    torch.manual_seed(seed)
+    first, second = widths
+    return nn.Sequential(
+        nn.Conv2d(3, first, 3, padding=padding[0], bias=bias), nn.BatchNorm2d(first), nn.ReLU(),
+        nn.Conv2d(first, second, 3, stride, padding[1], bias=bias), nn.BatchNorm2d(second), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(second, classes),
+    )  # fmt: skip
