@@ -60,7 +60,7 @@ def accuracy(stored: dict[str, Any]) -> str:
     parts: list[str] = []
     width, top, bottom = 165, 48, 238
     for number, (corruption, name) in enumerate(figure.CORRUPTIONS.items()):
-        left = 60 + number * (width + 130)
+        left = 60 + number * (width + 142)
         parts.append(text(left, 24, f"Accuracy under {name}", "bold"))
         for percent in (0, 25, 50, 75, 100):
             y = bottom - (bottom - top) * percent / 100
@@ -78,7 +78,7 @@ def accuracy(stored: dict[str, Any]) -> str:
             parts += [f'<circle class="f{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in points]
             x, y = points[-1]
             parts.append(text(x + 9, y + 5, f"{statistics} {100 * values[-1]:.0f} %", "bold"))
-    example, left = stored["example"], 648
+    example, left = stored["example"], 672
     about = f"{figure.CORRUPTIONS[example['corruption']].capitalize()}, severity {example['severity']}"
     parts += [
         text(left, 24, about, "bold"),
@@ -88,7 +88,7 @@ def accuracy(stored: dict[str, Any]) -> str:
         text(left, 236, f"static: {example['static']} \N{MULTIPLICATION SIGN}"),
         text(left, 259, f"adapted: {example['adapted']} \N{CHECK MARK}", "bold"),
     ]
-    return svg(820, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts)
+    return svg(830, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts)
 
 
 def speed(bars: Sequence[Bar]) -> str:

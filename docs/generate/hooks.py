@@ -45,13 +45,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    r"""Write equations, \(...\) and \[...\], as MathML, which browsers show without a script."""
+    r"""Show equations, \(...\) and \[...\], as MathML, and our SVG charts in the colors of the page."""
 
-    def shown(match: re.Match[str]) -> str:
+    def equation(match: re.Match[str]) -> str:
         source = match.group(2).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-        block = match.group(1) == "["
-        return convert(source.strip(), display="block" if block else "inline")
+        return convert(source.strip(), display="block" if match.group(1) == "[" else "inline")
 
-    return re.sub(
-        r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', shown, html, flags=re.S
-    )
+    def chart(match: re.Match[str]) -> str:
+        picture = (ROOT / "docs" / "pictures" / match.group(1)).read_text()
+        return f'<span class="tt-figure">{picture}</span>' if 'class="tt"' in picture else match.group(0)
+
+    html = re.sub(r'<img[^>]* src="(?:\.\./)*pictures/([\w-]+\.svg)"[^>]*>', chart, html)
+    equations = r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>'
+    return re.sub(equations, equation, html, flags=re.S)
