@@ -32,6 +32,21 @@ def test_frozen_statistics_are_exported(capsys):
         torch.testing.assert_close(torch.export.load("f.pt2").module()(x), frozen(x), rtol=1e-4, atol=1e-4)
 
 
+def test_a_folder_for_timm_is_loaded_by_timm(capsys):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = trimtab.load("timm:mobilenetv3_small_050", classes=3).eval()
+    trimtab.save(model, "ours")
+    assert main(["export", "file:ours", "--to", "timm", "--out", "theirs"]) == 0
+    assert 'timm.create_model("local-dir:theirs"' in " ".join(capsys.readouterr().out.split())
+    theirs = timm.create_model("local-dir:theirs", pretrained=True).eval()
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(theirs(x), model.net(x))
+    assert main(["export", MODEL, "--to", "timm", "--out", "no"]) == 2
+    assert "no architecture of timm" in capsys.readouterr().err
+
+
 def test_it_says_how_to_normalize_for_a_stock_state_dict(capsys):
     assert main(["export", MODEL, "--to", "stock", "--state", "branch:adv"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -42,7 +57,7 @@ def test_it_says_how_to_normalize_for_a_stock_state_dict(capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--to", "caffe"), "stock, torch.export, onnx"),
+        (("--to", "caffe"), "stock, timm, torch.export, onnx"),
         (("--state", "adapted"), "running, branch:NAME or frozen:N"),
         (("--state", "frozen:"), "running, branch:NAME or frozen:N"),
         (("--state", "frozen:1"), "2 images or more"),

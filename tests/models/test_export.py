@@ -158,7 +158,7 @@ class Branching(nn.Module):
         (Branching(), "cannot trace this network", {}),
         (nn.Conv2d(3, 2, 3), "no batch-norm layer", {"statistics_as_inputs": True}),
         (nn.BatchNorm2d(3), "has no inputs", {"to": "stock", "statistics_as_inputs": True}),
-        (nn.BatchNorm2d(3), "exported to stock, torch.export, onnx", {"to": "caffe"}),
+        (nn.BatchNorm2d(3), "exported to stock, timm, torch.export, onnx", {"to": "caffe"}),
         (nn.BatchNorm2d(3), "no branch 'fog'", {"branch": "fog"}),
     ],
 )

@@ -11,12 +11,12 @@ import tyro
 from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, first, whole
 from trimtab.types import BadInput
 
-SUFFIXES = {"stock": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
+SUFFIXES = {"stock": ".safetensors", "timm": "-timm", "torch.export": ".pt2", "onnx": ".onnx"}
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model as a stock state dict, a torch.export program or an ONNX graph.
+    """Write a model as a stock state dict, a folder for timm, a torch.export program or an ONNX graph.
 
     Graphs take pixels in [0, 1]: mean and std are inside. Each is run by its own runtime and compared with
     the model before it replaces an older file. With --statistics-as-inputs the graph also takes the tensors
@@ -29,7 +29,7 @@ class Export:
 
     model: Model
     to: str = "onnx"
-    """stock, torch.export or onnx."""
+    """stock, timm (a folder for timm.create_model), torch.export or onnx."""
     state: str = "running"
     """The statistics: running, branch:NAME, or frozen:N, re-estimated on the first N images of --data."""
     statistics_as_inputs: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -38,7 +38,7 @@ class Export:
     """Images for --state frozen:N (`trimtab data list`)."""
     split: Split = "train"
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")] = None
-    """The file to write; model.safetensors, model.pt2 or model.onnx if not given."""
+    """The file to write; model.safetensors, model-timm, model.pt2 or model.onnx if not given."""
     preprocessing: Preprocessing = AS_RECORDED
     json: Json = False
 
@@ -60,7 +60,7 @@ class Export:
             model = self._frozen(model, whole(value, "--state frozen"))
         branch = value if kind == "branch" else "main"
         models.export(model, out, self.to, branch, self.statistics_as_inputs)
-        size = out.stat().st_size
+        size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
         if self.json:
             about = {"model": self.model, "to": self.to, "state": self.state, "out": str(out), "bytes": size}
             console.as_json({**about, "mean": model.spec.mean, "std": model.spec.std})
@@ -69,6 +69,8 @@ class Export:
         if self.to == "stock":
             mean, std = (", ".join(f"{v:g}" for v in values) for values in (model.spec.mean, model.spec.std))
             note = f"A plain state dict: normalize pixels in [0, 1] with mean {mean} and std {std} yourself."
+        elif self.to == "timm":
+            note = f'timm.create_model("local-dir:{out}", pretrained=True) gives the same logits.'
         else:
             note = f"Checked against the model to {TOLERANCE:g}; it takes pixels in [0, 1]."
         console.out.print(note, markup=False, highlight=False)

@@ -1,6 +1,7 @@
-"""Models for elsewhere: a stock state dict, a torch.export program, or an ONNX graph.
+"""Models for elsewhere: a stock state dict, a folder for timm, a torch.export program, or an ONNX graph.
 
     export(model, "model.safetensors", to="stock", branch="adv")    plain state dict of one branch
+    export(model, "folder", to="timm")                              timm.create_model("local-dir:folder")
     export(model, "model.pt2", to="torch.export")                   torch.export.load("model.pt2").module()
     export(model, "model.onnx", to="onnx")                          pixels in [0, 1] -> logits
     export(model, "model.onnx", to="onnx", statistics_as_inputs=True)
@@ -33,13 +34,14 @@ from torch.utils._pytree import tree_leaves
 from trimtab import norm
 from trimtab._clone import fast_deepcopy
 from trimtab.io import atomic_write
+from trimtab.models.hub import to_timm
 from trimtab.models.pixels import Pixels, wrap
 from trimtab.norm.inputs import StatisticsAsInputs
 from trimtab.types import BadInput
 
 TOLERANCE = 1e-5
 """Largest difference of an exported graph's output, as a fraction of the largest output."""
-FORMATS = ("stock", "torch.export", "onnx")
+FORMATS = ("stock", "timm", "torch.export", "onnx")
 
 Statistics = Sequence[Tensor]
 Run = Callable[[Tensor, Statistics], Sequence[Tensor]]
@@ -57,17 +59,17 @@ def export(
 
     Args:
         model: Any model, steered or not; it is not changed.
-        path: The file to write.
-        to: "stock", "torch.export" or "onnx".
+        path: The file to write; a folder for timm.
+        to: "stock", "timm", "torch.export" or "onnx".
         branch: The branch to export; others are dropped.
         statistics_as_inputs: Whether the graph takes the tensors of a pack as further inputs.
     """
     if to not in FORMATS:
         raise BadInput(f"models are exported to {', '.join(FORMATS)}, found {to!r}")
-    if to == "stock":
+    if to in ("stock", "timm"):
         if statistics_as_inputs:
             raise BadInput("a state dict has no inputs; export to onnx or torch.export for that")
-        return _to_stock(model, Path(path), branch)
+        return (to_timm if to == "timm" else _to_stock)(model, Path(path), branch)
     if to == "onnx":
         missing = [
             name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)
