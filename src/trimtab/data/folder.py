@@ -164,6 +164,20 @@ def open_folder(
     return replace(images, spec=replace(spec, mean=mean, std=std))
 
 
+def listed(root: Path, by_wnid: bool = False) -> Listing:
+    """List the images of a folder, with their classes by its table, its class folders or their names.
+
+    Args:
+        root: the folder.
+        by_wnid: whether images without class folders are labeled by the WordNet ids in their names.
+    """
+    if (root / TABLE).is_file():
+        return list_table(root / TABLE)
+    if by_wnid and root.is_dir() and not any(entry.is_dir() for entry in root.iterdir()):
+        return list_by_wnid(root)
+    return list_images(root)
+
+
 def list_table(path: Path) -> Listing:
     """Read a CSV table of files and labels; labels that are whole numbers count classes from 0 on.
 

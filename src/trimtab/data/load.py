@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -34,15 +33,7 @@ from trimtab.data.arrays import CLEAN, cifar_c, npz
 from trimtab.data.embedded import sample
 from trimtab.data.fetch import PUBLISHED, fetched
 from trimtab.data.files import read
-from trimtab.data.folder import (
-    TABLE,
-    FolderSet,
-    Listing,
-    list_by_wnid,
-    list_images,
-    list_table,
-    open_folder,
-)
+from trimtab.data.folder import FolderSet, list_table, listed, open_folder
 from trimtab.data.sets import Images
 from trimtab.data.two_cue import TwoCue
 from trimtab.io import existing
@@ -94,11 +85,14 @@ def load(
         case _ if kind in PUBLISHED and not colon:
             return fetched(kind, split, root)
         case "folder" if rest:
-            images = _folder(*_sized(rest), split, decoded, recorded)
+            path, size = _sized(rest)
+            images = _folder(path, split, _cropped(size, recorded), decoded)
         case "csv" if rest:
-            images = _table(*_sized(rest), decoded, recorded)
+            path, size = _sized(rest)
+            images = _table(path, _cropped(size, recorded), decoded)
         case "imagenet" if rest:
-            images = _imagenet(*_sized(rest), split, recorded or IMAGENET)
+            path, size = _sized(rest)
+            images = _imagenet(path, split, _cropped(size, recorded or IMAGENET))
         case "imagenet-c" if rest:
             return _imagenet_c(*_corrupted(rest))
         case _ if kind in CLEAN and rest:
@@ -124,50 +118,37 @@ def _two_cue(cue: str) -> TwoCue:
     return made[cue]
 
 
-def _folder(path: Path, size: int | None, split: str, decoded: bool, recorded: InputSpec | None) -> Images:
+def _folder(path: Path, split: str, spec: InputSpec | None, decoded: bool) -> Images:
     root = _split_of(path, split, TEST)
     # Where there are training images, theirs are the classes, even if the test images show only some of them.
     train = next((path / name for name in TRAIN if root != path and (path / name).is_dir()), root)
-    classes = None if train == root else _listed(train).classes
-    return _opened(root, path.resolve().name, classes, size, decoded, recorded, _listed(root))
+    classes = None if train == root else listed(train).classes
+    return _small(open_folder(root, path.resolve().name, classes, spec, listed(root)), decoded)
 
 
-def _table(path: Path, size: int | None, decoded: bool, recorded: InputSpec | None) -> Images:
+def _table(path: Path, spec: InputSpec | None, decoded: bool) -> Images:
     listing = list_table(existing(path))
-    return _opened(path.parent, path.stem, None, size, decoded, recorded, listing)
+    return _small(open_folder(path.parent, path.stem, None, spec, listing), decoded)
 
 
-def _listed(root: Path) -> Listing:
-    return list_table(root / TABLE) if (root / TABLE).is_file() else list_images(root)
+def _small(images: FolderSet, decoded: bool) -> Images:
+    """The images, in memory if they are asked for so and small."""
+    size = len(images) * images.spec.channels * math.prod(images.spec.size)
+    return images.in_memory() if decoded and size <= IN_MEMORY else images
 
 
-def _opened(
-    root: Path,
-    name: str,
-    classes: Sequence[str] | None,
-    size: int | None,
-    decoded: bool,
-    recorded: InputSpec | None,
-    listing: Listing,
-) -> Images:
-    """Images of any kind, in memory if they are small."""
+def _cropped(size: int | None, recorded: InputSpec | None) -> InputSpec | None:
+    """How files become pixels: as recorded, or a center crop; of a size, if one was asked for."""
     spec = recorded or (InputSpec(crop_fraction=1.0) if size else None)
-    spec = spec.at_size(size) if spec and size else spec
-    images = open_folder(root, name, classes, spec, listing)
-    bytes_needed = len(images) * images.spec.channels * math.prod(images.spec.size)
-    return images.in_memory() if decoded and bytes_needed <= IN_MEMORY else images
+    return spec.at_size(size) if spec and size else spec
 
 
-def _imagenet(path: Path, size: int | None, split: str, spec: InputSpec) -> FolderSet:
-    root = _split_of(
-        path, split, ("val", "validation", "test")
-    )  # the images in its test folder have no labels
-    wnids, has_folders = _wnids(), root.is_dir() and any(entry.is_dir() for entry in root.iterdir())
-    listing = list_by_wnid(root) if not has_folders and not (root / TABLE).is_file() else _listed(root)
+def _imagenet(path: Path, split: str, spec: InputSpec | None) -> FolderSet:
+    root = _split_of(path, split, ("val", "validation", "test"))  # those in its test folder have no labels
+    listing = listed(root, by_wnid=True)
     numbers = tuple(map(str, range(1000)))
-    classes = numbers if listing.labels[0] in numbers else wnids  # ImageNet-V2 numbers them
-    images = open_folder(root, path.resolve().name, classes, spec.at_size(size) if size else spec, listing)
-    return replace(images, classes=wnids)
+    classes = numbers if listing.labels[0] in numbers else _wnids()  # ImageNet-V2 numbers them
+    return replace(open_folder(root, path.resolve().name, classes, spec, listing), classes=_wnids())
 
 
 def _imagenet_c(folder: Path, corruption: str, severity: int) -> FolderSet:
