@@ -103,7 +103,7 @@ def chosen(words: Sequence[str]) -> list[Claim]:
         if name == "ALL":
             selected |= known
         elif name == "WAVE1":
-            selected |= {id: known[id] for row in WAVE1 for id in row.ids}
+            selected |= {id: known[id] for row in WAVE1 for id in row.ids if not row.pending}
         elif name == "HEADLINE":
             selected |= {id: claim for id, claim in known.items() if claim.headline}
         elif name in PAPERS:

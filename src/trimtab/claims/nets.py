@@ -67,7 +67,7 @@ class Net:
             "start": self.start.about(scale, seed) if self.start else None,
             "data": self.data.about(scale, seed) if self.data else None,
             "watch": self.watch.__name__ if self.watch else None,
-        }
+        } | ({"walked": scale.walked} if self.watch and scale.walked > 1 else {})
 
     def needs(self) -> Iterator[Net]:
         """Yield the networks that must be trained before it, in order."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.claims import ledger, plan
-from trimtab.claims.claim import chosen, everything
+from trimtab.claims.claim import everything
 from trimtab.claims.result import summary
-from trimtab.claims.scales import scale_of
+from trimtab.claims.scales import WAVE1, scale_of
 from trimtab.claims.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, TOO_WEAK
 
 HEAD = """A claim is tested by rules that were fixed before any measurement. *Reproduced*: the 95 % interval
@@ -39,7 +39,9 @@ def publish(scale: str, out: Path) -> dict[str, Any]:
     scale_of(scale, "mix")  # refuses an unknown scale
     ledger.require_open(out, scale)
     with ledger.shared_files(out, scale):
-        planned = chosen(["wave1"]) if scale == "desk" else list(everything().values())
+        known = everything()
+        wave = [known[id] for row in WAVE1 for id in row.ids if id in known]
+        planned = wave if scale == "desk" else list(known.values())
         budget, seconds = plan.budget(planned, scale, out), ledger.times(out, scale)
         claims = [
             summary(ledger.read(claim, scale, out))
@@ -52,6 +54,7 @@ def publish(scale: str, out: Path) -> dict[str, Any]:
             "units": budget.units,
             "units done": budget.done,
             "core hours": round(budget.spent, 2),
+            "pending": {", ".join(row.ids): row.pending for row in WAVE1 if row.pending and scale == "desk"},
             "claims": claims,
         }
         ledger.replace_text(out / scale / "ledger.json", content)
@@ -76,6 +79,7 @@ def page(content: Mapping[str, Any]) -> str:
             '!!! warning "Unfinished"',
             f"    {content['units done']} of {content['units']} units (trained networks and measurements of "
             f"a claim and seed) are done. Verdicts with missing seeds are provisional.",
+            *(f"    Not started: {ids}. The setting lacks {why}." for ids, why in content["pending"].items()),
             "",
         ]
     lines += [f"Of {len(claims)} claims {len(ran)} were run: {counted}; {early} of them provisional. "]
