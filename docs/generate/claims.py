@@ -170,8 +170,13 @@ def plain(id: str, name: str, value: float) -> str:
 
 
 def edition(results: Path = RESULTS) -> str:
-    """Return the folder of the edition to show: the newest with a ledger."""
-    return next(name for name in EDITIONS if (results / name / "ledger.json").exists())
+    """Return the folder of the edition to show: the newest whose units are all done."""
+    return next(name for name in EDITIONS if _is_whole(results / name / "ledger.json"))
+
+
+def _is_whole(path: Path) -> bool:
+    content = json.loads(path.read_text()) if path.exists() else None
+    return content is not None and (isinstance(content, list) or content["units done"] >= content["units"])
 
 
 def read(name: str, results: Path = RESULTS) -> list[Claim]:
@@ -181,9 +186,9 @@ def read(name: str, results: Path = RESULTS) -> list[Claim]:
         name: Name of the edition's folder.
         results: Folder of all results.
     """
-    return [
-        _claim(entry, results / name) for entry in json.loads((results / name / "ledger.json").read_text())
-    ]
+    content = json.loads((results / name / "ledger.json").read_text())
+    entries = content if isinstance(content, list) else content["claims"]
+    return [_claim(entry, results / name) for entry in entries]
 
 
 def _claim(entry: dict[str, Any], folder: Path) -> Claim:
@@ -207,10 +212,10 @@ def _claim(entry: dict[str, Any], folder: Path) -> Claim:
     verdict = entry["verdict"] if entry["verdict"] in VERDICTS else ""
     seeds = entry.get("seeds", [])
     means = tuple((stored.get("means") or {}).items())
-    known = everything().get(entry["id"])
+    known, note = everything().get(entry["id"]), entry.get("reason") or entry.get("note", "")
     return Claim(
         entry["id"], known.sentence if known else entry["claim"], verdict, entry.get("parts") or "",
-        len(seeds), tuple(tests.values()), entry.get("command", ""), entry.get("note", ""), means,
+        len(seeds), tuple(tests.values()), entry.get("command", ""), note, means,
         tuple(figures.items()),
     )  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_every_sentence_finds_its_numbers_in_the_first_edition() -> None:
             assert findings.sentence(claim).partition(" (")[0] != f"{claim.sentence}."
 
 
-def test_a_newer_edition_is_shown_once_it_has_a_ledger(tmp_path: Path) -> None:
+def test_a_newer_edition_is_shown_once_its_ledger_is_whole(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs/results/laptop", tmp_path / "laptop")
     assert claims.edition(tmp_path) == "laptop"
     (tmp_path / "desk").mkdir()
@@ -74,7 +74,10 @@ def test_a_newer_edition_is_shown_once_it_has_a_ledger(tmp_path: Path) -> None:
         "tests": [{"test": "APART > standard, 2x", "verdict": "inconclusive", "effect": 0.004,
                    "interval": [-0.001, 0.009], "level": 0.95, "the paper's effect": 0.007}],
     }  # fmt: skip
-    (tmp_path / "desk" / "ledger.json").write_text(json.dumps([entry]))
+    ledger = {"units": 2, "units done": 1, "claims": [entry]}
+    (tmp_path / "desk" / "ledger.json").write_text(json.dumps(ledger))
+    assert claims.edition(tmp_path) == "laptop"  # an unfinished edition is not shown
+    (tmp_path / "desk" / "ledger.json").write_text(json.dumps({**ledger, "units done": 2}))
     assert claims.edition(tmp_path) == "desk"
     page = pages.claims(tmp_path)
     assert "+0.4 [−0.1, +0.9] | +0.7" in page
