@@ -5,13 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from trimtab import rng
 from trimtab.data import Loader, augmix
-from trimtab.data.augment import crop, flip, random_resized_crop
+from trimtab.data.augment import crop, flip, jitter, parsed, random_resized_crop, rotate
 from trimtab.data.sets import ImageSet, from_arrays
+from trimtab.types import BadInput
 
 N = 400
 PIXELS = torch.randint(0, 256, (N, 7, 9, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -43,6 +44,52 @@ def test_crop_shifts_each_image_by_a_shift_of_its_own(dtype: torch.dtype) -> Non
         assert len(shifts) == 1
         seen.add(shifts[0])
     assert len(seen) == 25
+
+
+def factors(k: int, strength: float) -> list[float]:
+    return (1 + strength * (2 * draw(k) - 1)).tolist()
+
+
+def test_jitter_is_pillows_brightness_contrast_and_color() -> None:
+    out = (255 * jitter(PIXELS, 0.25, draw)).numpy()
+    steps = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    each = zip(*(factors(k, 0.25) for k in range(3)), strict=True)
+    for image, found, by in zip(PIXELS.numpy(), out, each, strict=True):
+        expected = Image.fromarray(image)
+        for enhance, factor in zip(steps, by, strict=True):
+            expected = enhance(expected).enhance(factor)
+        assert np.abs(np.asarray(expected) - found).max() < 3.5  # Pillow rounds after each of the three
+    for k in range(3):
+        assert 0.75 <= min(factors(k, 0.25)) < 0.78
+        assert 1.22 < max(factors(k, 0.25)) <= 1.25
+
+
+def test_images_without_color_are_jittered_too() -> None:
+    gray = PIXELS[..., :1]
+    out = jitter(gray, 0.25, draw)
+    assert out.shape == gray.shape
+    assert torch.allclose(jitter(gray.expand(N, 7, 9, 3), 0.25, draw)[..., :1], out, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(40, 40), (30, 50)])
+def test_rotate_is_pillows_rotation_inside_the_image(size: tuple[int, int]) -> None:
+    height, width = size
+    down, across = np.mgrid[:height, :width]
+    image = (127 + 60 * np.sin(across / 6) + 60 * np.cos(down / 5)).astype(np.uint8)
+    pixels = torch.from_numpy(image)[None, :, :, None].repeat(20, 1, 1, 3)
+    out = (255 * rotate(pixels, 10.0, lambda k: draw(k, 20))).numpy()
+    angles = (10 * (2 * draw(0, 20) - 1)).tolist()
+    assert min(angles) < -5
+    assert max(angles) > 5
+    for angle, found in zip(angles, out, strict=True):
+        expected = np.asarray(Image.fromarray(image).rotate(angle, Image.Resampling.BILINEAR))
+        assert np.abs(expected - found[..., 0])[10:-10, 10:-10].max() < 2
+    assert out[:, 0].min() == 0  # black comes in
+
+
+def test_a_jitter_beyond_black_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"out of range; the usual strength is jitter:0\.25"):
+        parsed(["jitter:2"])
 
 
 def test_random_resized_crop_of_a_ramp_is_a_ramp_inside_it() -> None:

@@ -101,11 +101,31 @@ def test_the_initialization_can_be_chosen_in_the_name_and_is_saved(tmp_path) -> 
     assert again.origin.arguments["init"] == "he"
 
 
+@pytest.mark.parametrize("norm", ["bn", "gn", "in"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet50_cifar"])
+def test_blocks_that_start_at_zero_pass_on_what_came_in(name: str, norm: str) -> None:
+    torch.manual_seed(0)
+    net = models.build(name, width=4, norm=norm, init="zero-last").net
+    block = net.layer1[1] if name == "resnet50_cifar" else net.layer1[0]
+    x = torch.rand(2, block.conv1.in_channels, 8, 8)
+    assert torch.equal(block(x), x)
+    out, _, *kernel = net.conv1.weight.shape  # the rest starts as he does
+    assert float(net.conv1.weight.detach().var()) == pytest.approx(2 / (out * math.prod(kernel)), rel=0.5)
+
+
+def test_networks_without_residual_norms_cannot_start_at_zero() -> None:
+    for name in ("vgg11", "preact18"):
+        with pytest.raises(BadInput, match="zero-last is for ResNets"):
+            models.build(name, init="zero-last")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"init": "xavier"}, "no initialization 'xavier'; choose he or torch"),
+        ({"init": "xavier"}, "no initialization 'xavier'; choose he, torch or zero-last"),
         ({"norm": "fixup", "init": "torch"}, "fixup starts from he"),
+        ({"norm": "none", "init": "zero-last"}, "zero-last is for ResNets with a norm and shortcuts"),
+        ({"shortcut": False, "init": "zero-last"}, "zero-last is for ResNets with a norm and shortcuts"),
     ],
 )
 def test_an_initialization_that_cannot_be_is_refused(arguments: dict, complaint: str) -> None:

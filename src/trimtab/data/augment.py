@@ -9,6 +9,8 @@ strength.
     random-resized-crop:0.08  a part of at least this area, aspect 3/4 to 4/3, stretched to the whole (Szegedy
                               et al. 2015; a side that would not fit is shortened rather than drawn again); of
                               files, named first, of the whole picture
+    jitter:0.25               brightness, contrast and saturation, each times 1 - 0.25 to 1 + 0.25
+    rotate:2                  rotate by up to so many degrees in both directions; black comes in
     augmix:3                  AugMix of this severity, see augmix.py
     mixup:1                   convex combinations of two images and their labels (Zhang et al. 2018)
     cutmix:1                  a box of one image in another (Yun et al. 2019)
@@ -77,6 +79,35 @@ def random_resized_crop(pixels: Tensor, least: float, draw: Draw) -> Tensor:
     return resample(as_float(pixels), maps, padding="border").permute(0, 2, 3, 1)
 
 
+def jitter(pixels: Tensor, strength: float, draw: Draw) -> Tensor:
+    """(N, H, W, C): Pillow's brightness, contrast and color, in this order, each by a factor of its own."""
+    x = as_float(pixels)  # (N, C, H, W)
+    brightness, contrast, saturation = (
+        (1 + strength * (2 * draw(k) - 1)).to(x.dtype).view(-1, 1, 1, 1) for k in range(3)
+    )
+    x = (brightness * x).clamp(0, 1)
+    mean = _gray(x).mean((1, 2, 3), keepdim=True)
+    x = (mean + contrast * (x - mean)).clamp(0, 1)
+    gray = _gray(x)
+    return (gray + saturation * (x - gray)).clamp(0, 1).permute(0, 2, 3, 1)
+
+
+def _gray(x: Tensor) -> Tensor:
+    """(N, 1, H, W): the luma of ITU-R 601 of images in color, else the mean over channels."""
+    if x.shape[1] != 3:
+        return x.mean(1, keepdim=True)
+    return (x * x.new_tensor([0.299, 0.587, 0.114]).view(-1, 1, 1)).sum(1, keepdim=True)
+
+
+def rotate(pixels: Tensor, most: float, draw: Draw) -> Tensor:
+    """(N, H, W, C), counterclockwise by -most..most degrees, bilinear."""
+    _, height, width, _ = pixels.shape
+    angle = math.radians(most) * (2 * draw(0) - 1)
+    none, cos, sin = torch.zeros_like(angle), angle.cos(), angle.sin()
+    maps = torch.stack([cos, -sin * height / width, none, sin * width / height, cos, none], dim=1)
+    return resample(as_float(pixels), maps, padding="zeros").permute(0, 2, 3, 1)
+
+
 def _augmix(pixels: Tensor, severity: float, draw: Draw) -> Tensor:
     return augmix(as_float(pixels), severity, draw).permute(0, 2, 3, 1)
 
@@ -104,6 +135,8 @@ SINGLE: dict[str, tuple[Callable[[Tensor, float, Draw], Tensor], float]] = {
     "flip": (flip, 1.0),
     "crop": (crop, 4.0),
     RESIZED_CROP: (random_resized_crop, 0.08),
+    "jitter": (jitter, 0.25),
+    "rotate": (rotate, 2.0),
     "augmix": (_augmix, 3.0),
 }
 """What happens to each image, with its usual strength."""
@@ -130,7 +163,7 @@ def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[st
             raise BadInput(f"flip has no strength, found {entry!r}; write flip")
         if name == "crop" and (strength < 1 or strength % 1):
             raise BadInput(f"crop shifts by whole pixels, 1 or more, found {entry!r}")
-        if strength <= 0 or (name == RESIZED_CROP and strength > 1):
+        if strength <= 0 or (name in (RESIZED_CROP, "jitter") and strength > 1):
             raise BadInput(f"{entry!r} is out of range; the usual strength is {name}:{usual:g}")
         found[pairs].append((name, strength))
     return found

@@ -37,7 +37,8 @@ class Style:
     """Whether residual blocks add what came in."""
     fixup_allowed: bool = False
     init: str | None = None
-    """he (normal, by fan-out) or torch (its own default). If None, torch where there is no norm, else he:
+    """he (normal, by fan-out), torch (its own default) or zero-last: he, and the last norm of each residual
+    branch starts at a scale of 0 (Goyal et al. 2017). If None, torch where there is no norm, else he:
     without a norm the sum of residual branches that start from he grows until training diverges."""
 
     def __post_init__(self) -> None:
@@ -45,9 +46,11 @@ class Style:
             raise BadInput(f"{self.activation!r} is no activation; choose one of {', '.join(ACTIVATIONS)}")
         if self.fixup and not self.fixup_allowed:
             raise BadInput("fixup is defined for ResNets; take one, or another norm for this network")
-        if self.init not in (None, "he", "torch"):
-            raise BadInput(f"there is no initialization {self.init!r}; choose he or torch")
-        if self.fixup and self.init == "torch":
+        if self.init not in (None, "he", "torch", "zero-last"):
+            raise BadInput(f"there is no initialization {self.init!r}; choose he, torch or zero-last")
+        if self.init == "zero-last" and not (self.fixup_allowed and self.shortcut and self.norm != "none"):
+            raise BadInput("zero-last is for ResNets with a norm and shortcuts; leave init out")
+        if self.fixup and self.init in ("torch", "zero-last"):
             raise BadInput("fixup starts from he; leave init out, or take another norm")
         if not self.fixup:
             norm.make(self.norm, 1)  # refuses unknown kinds
@@ -58,7 +61,7 @@ class Style:
 
     def initialize(self, net: nn.Module) -> None:
         """Draw the weights of a whole network; torch's own are there since its layers were made."""
-        if (self.init or ("torch" if self.norm == "none" else "he")) == "he":
+        if (self.init or ("torch" if self.norm == "none" else "he")) != "torch":
             he_init(net)
 
     def conv(self, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> nn.Module:
@@ -69,7 +72,10 @@ class Style:
     def normalize(self, channels: int, ends_branch: bool = False) -> nn.Module:
         if self.fixup:
             return nn.Sequential(Multiplier(), Bias()) if ends_branch else Bias()
-        return norm.make(self.norm, channels)
+        made = norm.make(self.norm, channels)
+        if ends_branch and self.init == "zero-last":
+            nn.init.zeros_(made.get_parameter("weight"))
+        return made
 
     def activate(self) -> nn.Module:
         # Not in place: what goes into an activation is also what a shortcut, a cut or a probe reads.
