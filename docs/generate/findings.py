@@ -74,8 +74,9 @@ def sentence(claim: Claim) -> str:
         claim: The claim.
     """
     parts = [test.verdict for test in claim.tests]
-    good = f" ({parts.count('reproduced')} of {len(parts)} parts reproduced)" if len(parts) > 1 else ""
-    own = f"{claim.sentence}.{good}"
+    count = parts.count("reproduced")
+    good = f" ({count} of {len(parts)} parts reproduced)" if count < len(parts) and len(parts) > 1 else ""
+    own = f"claimed: *{claim.sentence}.*{good}"
     try:
         return (
             re.sub(r"\{([^}]+)\}", lambda match: _quoted(claim, match.group(1)), SENTENCES[claim.id]) + good

@@ -26,6 +26,21 @@ def on_startup(command: str, dirty: bool) -> None:
     logging.getLogger("griffe").setLevel(logging.ERROR)
 
 
+def on_config(config: Any) -> Any:
+    """Add to the navigation the results that it does not name: a page, or a folder with one."""
+    (results,) = (entry["Results"] for entry in config["nav"] if "Results" in entry)
+    named = {path for entry in results for path in entry.values()}
+    folder = ROOT / "docs" / "results"
+    for path in sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]):
+        place = path.relative_to(ROOT / "docs").as_posix()
+        if place not in named:
+            heading = next(
+                (line[2:] for line in path.read_text().splitlines() if line.startswith("# ")), path.stem
+            )
+            results.insert(-1, {heading: place})
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages, and turn notebooks into pages."""
     for path, content in {**reference.pages(), **pages.pages()}.items():

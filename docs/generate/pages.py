@@ -175,6 +175,8 @@ def benchmarks(results: Path = RESULTS) -> str:
     ]
     lines += [
         "of width 16 unless named: small networks favor us, so do not expect these ratios of yours.",
+        "Attacks and training were measured at an earlier commit (named under each table), with a fast path",
+        "that was removed since because it gained at most 1.08x.",
         "",
     ]
     stored = {name: json.loads((results / f"{name}.json").read_text()) for name in ("speed-attacks", "speed")}

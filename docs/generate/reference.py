@@ -92,7 +92,10 @@ def _package(package: types.ModuleType) -> str:
         for name in members:
             public, path = f"{package.__name__}.{name}", identifier(package, name)
             lines += [f"[](){{#{public}}}", ""] if path != public else []
-            lines += [f"::: {path}", ""]
+            lines += [f"::: {path}"]
+            if hasattr(getattr(package, name), "_fields"):  # a named tuple: its fields are its parameters
+                lines += ["    options: {show_if_no_docstring: true}"]
+            lines += [""]
     return "\n".join(lines)
 
 
