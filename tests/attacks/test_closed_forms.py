@@ -34,6 +34,8 @@ def inner_images(n=20):
 LINEAR = [
     PGD(Linf(0.02), steps=40),
     PGD(Linf(0.02), steps=40, loss="cw"),
+    PGD(Linf(0.02), steps=40, targeted=True),  # of two classes the other is the only target
+    PGD(Linf(0.02), steps=40, loss="cw", targeted=True),
     FGSM(Linf(0.02)),
     APGD(Linf(0.02), steps=40),
     PGD(L2(0.05), steps=40, random_start=False),  # a random start approaches the optimum only in the limit
@@ -71,6 +73,20 @@ def optimum(model, x, budget):
     z = model(x)[:, 1].detach()
     dual = model.w.detach().abs().sum() if isinstance(budget, Linf) else model.w.detach().norm()
     return (z > 0).long(), z.abs() - budget.radius * dual
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_of_several_restarts_a_robust_image_keeps_the_one_with_the_smallest_margin(early_stop):
+    model, x = Linear(), inner_images()
+    y = optimum(model, x, Linf(0.02))[0]
+    once, often = (
+        PGD(Linf(0.02), steps=1, step_size=0.001, restarts=n, early_stop=early_stop) for n in (1, 5)
+    )
+    first, best = ((2 * y - 1) * model(attack(model, x, y))[:, 1] for attack in (once, often))
+    robust = best > 0
+    assert int(robust.sum()) > 10
+    assert bool((best <= first)[robust].all())
+    assert int((best < first)[robust].sum()) > 5
 
 
 def test_cw_margin_is_the_gap_to_the_best_other_class():
