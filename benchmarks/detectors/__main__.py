@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.detectors import table
 from benchmarks.detectors.agreement import Agreement, agreements
+from benchmarks.detectors.drift import Drift, drifts
 from benchmarks.detectors.networks import CACHE, HELD_OUT, TUNING, cases
 from benchmarks.detectors.normalization import Record, records
 from trimtab.models import corrections
@@ -44,20 +45,23 @@ def main() -> int:
     folder = CACHE / f"cases-{corrections.VERSION}"
     checked: list[Record] = []
     attacked: list[Agreement] = []
+    drifted: list[Drift] = []
     unmeasured: list[str] = []
     for case in cases((asked.only,) if asked.only else families):
         print(case.name, file=sys.stderr, flush=True)
+        drifted += drifts(case, folder, asked.cached)
         of_case = records(case, folder, asked.cached)
         checked += of_case
         unmeasured += [] if of_case else [case.name]
         if not asked.no_attacks and case.name in WITH_ATTACKS:
             attacked += agreements(case, folder, case.name in WITH_DEFECTS, asked.cached)
-    text = table.text(checked, attacked, asked.half, unmeasured)
+    text = table.text(checked, attacked, drifted, asked.half, unmeasured)
     print(text)
     if asked.half == "held-out" and not asked.only and not asked.no_attacks:
         about = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
         (RESULTS / "detectors.md").write_text(text)
         rows = {"records": [asdict(r) for r in checked], "agreements": [asdict(a) for a in attacked]}
+        rows["drifts"] = [asdict(d) for d in drifted]
         (RESULTS / "detectors.json").write_text(json.dumps(about | rows, indent=1) + "\n")
     return 0
 

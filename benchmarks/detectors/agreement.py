@@ -98,13 +98,13 @@ DEFECTS = {
 
 def agreements(case: Case, folder: Path, defects: bool, cached: bool = False) -> Iterator[Agreement]:
     """Yield the statistics of a network, sound and with each planted defect; or only the `cached` ones."""
-    receives = faults(case)[SOUND]
     for defect in ("", *(DEFECTS if defects else ())):
         name = "".join(c if c.isalnum() else "-" for c in f"{case.name} {defect}")
         path = folder / f"agreement-{name}.json"
         if cached and not path.exists():
             continue
         if not path.exists():
+            receives = faults(case)[SOUND]
             change = DEFECTS[defect][1] if defect else None
             model: nn.Module = Faulty(case.net, receives if change is None else _after(change, receives))
             if defect == "dropout stays on":

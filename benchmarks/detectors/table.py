@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
 from benchmarks.detectors.agreement import DEFECTS, LIMITS, Agreement
+from benchmarks.detectors.drift import IMAGES, Drift
 from benchmarks.detectors.networks import TUNING
 from benchmarks.detectors.normalization import Record
 from trimtab.measure import clopper_pearson
 from trimtab.models.corrections import GAIN, SIGNIFICANCE, SKILL, UNLIKE
+from trimtab.norm.audit import DRIFT
 
 SEVERE = 0.10
 """Faults that cost at least this much accuracy must be detected."""
@@ -26,13 +29,18 @@ This page reports the **{half}** families: {families}. One thread, torch {versio
 
 
 def text(
-    records: Sequence[Record], agreements: Sequence[Agreement], half: str, unmeasured: Sequence[str]
+    records: Sequence[Record],
+    agreements: Sequence[Agreement],
+    drifts: Sequence[Drift],
+    half: str,
+    unmeasured: Sequence[str],
 ) -> str:
     """Return the page.
 
     Args:
         records: of the normalization check.
         agreements: of the flags that rest on attacks or on logits; may be empty.
+        drifts: of `trimtab audit`'s drift flag; may be empty.
         half: "tuning" or "held-out".
         unmeasured: names of networks without records.
     """
@@ -45,6 +53,8 @@ def text(
         parts.append(f"Not measured yet: {', '.join(unmeasured)}.\n")
     if agreements:
         parts.append(_agreements(agreements))
+    if drifts:
+        parts.append(_drifts(drifts))
     return "\n".join(parts)
 
 
@@ -130,6 +140,36 @@ def _agreements(agreements: Sequence[Agreement]) -> str:
         f"Defects missed: {'; '.join(missed) or 'none'}.",
     ]
     return "\n".join([*lines, ""])
+
+
+def _drifts(drifts: Sequence[Drift]) -> str:
+    names = list(dict.fromkeys(d.network for d in drifts))
+    lines = [
+        "## Drift",
+        "",
+        f"`trimtab audit --data` compares running statistics with those of {IMAGES} images. The flag is "
+        f"raised where a layer's mean is off by {DRIFT:g} running stds, or its std by a factor of 2. Networks "
+        f"with batch norm: {', '.join(names)}. Drift says that the images are of another domain, not that "
+        "something is wrong: a fault that changes pixels little stays below it, and fog is above.",
+        "",
+        "| cases | flagged | mean: smallest, median, largest | std: smallest, median, largest |",
+        "|---|---|---|---|",
+    ]
+    groups = {"sound network x image subset": [d for d in drifts if d.kind == "sound"]}
+    for what in dict.fromkeys(d.what for d in drifts if d.kind != "sound"):
+        groups[what] = [d for d in drifts if d.what == what and d.kind != "sound"]
+    for name, group in groups.items():
+        flagged = sum(d.flagged for d in group)
+        values = [_spread([d.mean for d in group]), _spread([d.std for d in group])]
+        lines.append(f"| {name} | {flagged} of {len(group)} | {values[0]} | {values[1]} |")
+    alarms = [
+        f"{d.network}, {d.what} ({d.mean:.2f}, {d.std:.2f})" for d in groups[next(iter(groups))] if d.flagged
+    ]
+    return "\n".join([*lines, "", f"Sound cases flagged: {'; '.join(alarms) or 'none'}.", ""])
+
+
+def _spread(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in (min(values), median(values), max(values)))
 
 
 def _target(agreement: Agreement) -> str:
