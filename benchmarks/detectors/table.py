@@ -148,9 +148,9 @@ def _drifts(drifts: Sequence[Drift]) -> str:
         "## Drift",
         "",
         f"`trimtab audit --data` compares running statistics with those of {IMAGES} images. The flag is "
-        f"raised where a layer's mean is off by {DRIFT:g} running stds, or its std by a factor of 2. Networks "
-        f"with batch norm: {', '.join(names)}. Drift says that the images are of another domain, not that "
-        "something is wrong: a fault that changes pixels little stays below it, and fog is above.",
+        f"raised where a layer's mean is off by {DRIFT:g} running stds, or its std by a factor of 2. It says "
+        "that images are of another domain: corruptions raise it, and faults that change pixels little do "
+        f"not. Networks with batch norm: {', '.join(names)}.",
         "",
         "| cases | flagged | mean: smallest, median, largest | std: smallest, median, largest |",
         "|---|---|---|---|",

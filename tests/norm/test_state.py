@@ -88,6 +88,17 @@ def test_recalibrating_estimates_over_all_images_however_they_are_cut(x: Tensor)
         )
 
 
+def test_recalibrating_a_network_in_train_mode_sees_what_evaluation_sees() -> None:
+    """Dropout is off while moments are taken, and the modes stay as they are."""
+    received = images(32, 3, 6, 6)
+    layer = nn.BatchNorm2d(3, dtype=received.dtype)
+    model = norm.steer(nn.Sequential(nn.Dropout(0.5), layer).train())
+    norm.recalibrate(model, received.split(16))
+    torch.testing.assert_close(layer.running_mean, received.mean((0, 2, 3)))
+    torch.testing.assert_close(layer.running_var, received.var((0, 2, 3)))
+    assert all(module.training for module in model.modules())
+
+
 def test_recalibrating_pools_what_deeper_layers_see_behind_batch_statistics(x: Tensor) -> None:
     model = norm.steer(small())
     parts = [x[:4], x[4:]]
