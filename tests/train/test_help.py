@@ -76,7 +76,7 @@ def test_help_explains_every_parameter(name: str) -> None:
     assert set(inspect.signature(function).parameters) - {"self"} - known == set()
 
 
-@pytest.mark.parametrize("method", {*METHODS.values(), *reader.OBJECTIVES.values()})
+@pytest.mark.parametrize("method", dict.fromkeys([*METHODS.values(), *reader.OBJECTIVES.values()]))
 def test_help_of_a_method_shows_its_card(method: type) -> None:
     shown = pydoc.plain(pydoc.render_doc(method))
     card = (sys.modules[method.__module__].__doc__ or "").splitlines()
