@@ -174,7 +174,7 @@ def _add(name: Any, value: Any, parts: Signature) -> None:
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise _NotComparable
         parts.append(value)
-    elif kind in (tuple, list, torch.Size):
+    elif kind is list or isinstance(value, tuple):
         parts.append(len(value))
         for item in value:
             _add(None, item, parts)
