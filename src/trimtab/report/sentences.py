@@ -26,6 +26,7 @@ FLAGS = {
     "modes": "A submodule stays in training mode after eval(), so measuring the model changes it.",
     "stochastic": "Predictions for the same image vary. An attack on one sample says little about the next.",
     "batch": "Predictions depend on batch composition; the accuracy holds only for this batching.",
+    "router": "The model chooses its statistics by the images, and an attacker can choose them too.",
     "non-finite": "Some logits are NaN or infinite. Such images can be neither classified nor attacked.",
     "normalization": "Pixels are not normalized as in training; until this is fixed, no number counts.",
     "size": "The images are not of the size that the network was trained for.",
