@@ -25,7 +25,7 @@ def _skip_bfloat16_where_it_kills(items: list[pytest.Item]) -> None:
     narrow = [item for item in items if isinstance(item, pytest.Function) and _mentions_bfloat16(item)]
     if not narrow:
         return
-    from trimtab.runtime.bfloat16 import probe
+    from trimtab._bfloat16 import probe
 
     result = probe()
     if not result.works:

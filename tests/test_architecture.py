@@ -16,6 +16,7 @@ ROOT = Path(trimtab.__file__).parent
 ORDER = [
     ["types", "_clone", "_mode"],
     ["io", "rng", "_trace"],
+    ["_bfloat16"],
     ["norm"],
     ["runtime"],
     ["models", "data"],

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from trimtab import norm
+from trimtab.runtime import require_usable
 from trimtab.types import BadInput, number
 
 ESTIMATORS = {"mean": None, "median": norm.robust_moments}
@@ -105,6 +106,7 @@ def steered_copy(model: nn.Module) -> nn.Module:
         model = model.model
     if any(isinstance(part, Adapting) for part in model.modules()):
         raise BadInput("a submodule of this model is adapted already; adapt the model before wrapping it")
+    require_usable(model)
     copied = norm.extract_branch(model).eval()
     if not norm.layers(copied):
         raise BadInput("this model has no batch-norm layer whose statistics could be adapted")

@@ -33,6 +33,7 @@ from trimtab._clone import fast_deepcopy
 from trimtab._mode import evaluation_mode
 from trimtab.adapt.per_batch import Adapting
 from trimtab.norm.sensors import image_moments
+from trimtab.runtime import require_usable
 from trimtab.types import BadInput
 
 SHRINKAGE = 0.1
@@ -66,6 +67,7 @@ class Router(Adapting):
         super().__init__()
         if per not in ("image", "batch"):
             raise BadInput(f'a router chooses per "image" or per "batch", found {per!r}')
+        require_usable(model)
         self.per, self.blend = per, blend
         self.model = norm.steer(fast_deepcopy(model)).eval()
         for name, pack in (packs or {}).items():

@@ -73,7 +73,7 @@ def _version(package: str) -> str | None:
 def _device() -> str:
     import torch
 
-    from trimtab.runtime.bfloat16 import probe
+    from trimtab._bfloat16 import probe
 
     return (
         torch.cuda.get_device_name()
@@ -137,7 +137,7 @@ def _certifying() -> None:
 
 
 def _bfloat16() -> None:
-    from trimtab.runtime.bfloat16 import probe
+    from trimtab._bfloat16 import probe
 
     if not probe().works:
         raise BadInput(str(probe()))

@@ -80,7 +80,7 @@ class Autoencoder(nn.Module):
     @classmethod
     def of(cls, model: nn.Module, name: str, seed: int = 0) -> Autoencoder:
         """Cut `model` after the module `name`; the decoder is untrained."""
-        require_usable(model, next(model.parameters(), torch.empty(0)))
+        require_usable(model)
         front, _ = models.cut(model, name)
         spec = model.spec if isinstance(model, models.Pixels) else None
         if spec is None:

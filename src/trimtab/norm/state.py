@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab._bfloat16 import require_usable
 from trimtab._clone import fast_deepcopy
 from trimtab._mode import evaluation_mode
 from trimtab.norm._kernels.moments import pool
@@ -235,6 +236,7 @@ def images_for(model: nn.Module, batch: Any) -> Tensor:
     """Return the image tensor of a batch (or the first of a tuple) on the model's device and in its dtype."""
     images = batch if isinstance(batch, Tensor) else batch[0]
     like = next(model.parameters(), images)
+    require_usable(model, like)
     return images.to(like.device, like.dtype if images.is_floating_point() else None)
 
 

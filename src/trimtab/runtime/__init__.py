@@ -5,11 +5,10 @@ inputs       check models, images, labels and logits; does an image's output dep
 fingerprint  hash a model or a method: what a result depends on
 source       hash the source files of a model's own code
 torchscript  hash the code, constants and tensors of TorchScript
-bfloat16     try it in a child process before it is used
 oom          recognize that memory ran out, and retry with half the batch
 """
 
-from trimtab.runtime.bfloat16 import require_bfloat16
+from trimtab._bfloat16 import require_bfloat16, require_usable
 from trimtab.runtime.guard import guard, unwrap
 from trimtab.runtime.inputs import (
     PROBE,
@@ -22,7 +21,6 @@ from trimtab.runtime.inputs import (
     declares_coupling,
     is_misclassified,
     require_logits,
-    require_usable,
     same_in_other_batch,
 )
 from trimtab.runtime.oom import call_in_parts, is_out_of_memory, retry_halved

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from trimtab import norm
+from trimtab._bfloat16 import require_usable
 from trimtab._mode import restored_modes
-from trimtab.runtime.bfloat16 import require_bfloat16
 from trimtab.types import BadInput
 
 
@@ -60,8 +60,7 @@ def _require_guardable(model: nn.Module) -> None:
         )
     if any(p.is_inference() for p in model.parameters()):
         raise BadInput("this model was made inside torch.inference_mode(); load it outside of it")
-    if next(model.parameters(), torch.empty(0)).dtype == torch.bfloat16:
-        require_bfloat16()
+    require_usable(model)
 
 
 def _to_eval(model: nn.Module) -> None:

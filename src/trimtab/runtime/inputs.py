@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.runtime.bfloat16 import require_bfloat16
 from trimtab.types import BadInput
 
 PROBE = 4
@@ -127,11 +126,3 @@ def same_in_other_batch(net: nn.Module, x: Tensor, logits: Tensor) -> bool:
         return False
     scale = float(logits[:1].abs().max().clamp(min=1e-6))
     return bool((logits[:1] - elsewhere).abs().max() <= 1e-4 * scale)
-
-
-def require_usable(model: nn.Module, x: Tensor) -> None:
-    """Raise BadInput if this call would run bfloat16 on a CPU whose bfloat16 ends the process."""
-    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    weight = next(model.parameters(), x)
-    if x.device.type == "cpu" and (autocast or torch.bfloat16 in (x.dtype, weight.dtype)):
-        require_bfloat16()

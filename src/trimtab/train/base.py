@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from trimtab import attacks, norm, rng
 from trimtab.norm.steering import innermost
 from trimtab.norm.synchronize import average, first_process, rank, world_size
-from trimtab.runtime import check_classes, require_logits
+from trimtab.runtime import check_classes, require_logits, require_usable
 from trimtab.types import BadInput
 
 Backward = Callable[[Tensor, bool], None]
@@ -214,6 +214,7 @@ class Objective:
             raise BadInput(
                 f"found {len(x)} images and {len(y)} labels; give at least one image, each with one label"
             )
+        require_usable(model, x)
         norm.steer(model)
         if seed is None:
             seed = int(first_process(torch.randint(2**62, (1,)).to(x.device)))

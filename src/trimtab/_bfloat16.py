@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from trimtab.io import atomic_write
 from trimtab.types import BadInput
@@ -64,6 +65,15 @@ class Probe:
         if self.works:
             return f"bfloat16 works: {self.speed}"
         return f"bfloat16 ends the process on this CPU; set {REMEDY}"
+
+
+def require_usable(model: nn.Module, x: Tensor | None = None) -> None:
+    """Raise BadInput if the model, called on x, would use a bfloat16 that ends the process."""
+    x = next(model.parameters(), torch.empty(0)) if x is None else x
+    narrow = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    dtypes = {x.dtype, *(p.dtype for p in model.parameters())}
+    if x.device.type == "cpu" and (narrow or torch.bfloat16 in dtypes):
+        require_bfloat16()
 
 
 def require_bfloat16() -> None:

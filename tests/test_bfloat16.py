@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab import _bfloat16 as bfloat16
 from trimtab import attacks, models
 from trimtab.cli import main
-from trimtab.runtime import bfloat16
 from trimtab.types import BadInput
 
 REMEDY = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
@@ -93,17 +93,32 @@ def full():
 
 def narrow():
     return full().bfloat16()
+
+def narrow_head():
+    net = full()
+    net.net.fc.bfloat16()
+    return net
 """
 """Networks that end the process at the first layer in bfloat16, as the CPUs do."""
 PYTHON = {
     "attack in bfloat16": "attacks.PGD(steps=1, precision='bfloat16')(m.full(), x, y)",
     "attack a bfloat16 model": "attacks.PGD(steps=1)(m.narrow(), x.bfloat16(), y)",
     "attack under autocast": "with torch.autocast('cpu'): attacks.PGD(steps=1)(m.full(), x, y)",
+    "attack a bfloat16 head": "attacks.PGD(steps=1)(m.narrow_head(), x, y)",
+    "train in one's own loop": "train.Standard()(m.narrow().train(), x.bfloat16(), y)",
+    "train under autocast": "with torch.autocast('cpu'): train.APART()(m.full().train(), x, y)",
+    "adapt per batch": "adapt.per_batch(m.narrow())(x.bfloat16())",
+    "adapt to a stream": "adapt.stream(m.narrow())(x.bfloat16())",
+    "freeze adapted statistics": "adapt.frozen(m.narrow(), x.bfloat16())",
+    "route": "adapt.route(norm.add_branch(norm.steer(m.narrow()), 'b'))(x.bfloat16())",
     "measure a bfloat16 model": "measure.ligs(m.narrow(), x.bfloat16(), y)",
     "certify a bfloat16 model": "certify.certify(m.narrow(), x.bfloat16(), sigma=0.5, n0=10, n=50)",
     "train": "train.Engine(accelerator='cpu', devices=1).start('bf16-mixed')",
 }
 COMMANDS = {
+    "audit": "audit py:m:narrow --data sample",
+    "repair": "repair py:m:narrow --data sample --out repaired",
+    "pack": "pack save py:m:narrow pack.safetensors --data sample",
     "evaluate": "evaluate py:m:narrow --data sample --limit 8 --store store",
     "adapt": "adapt py:m:narrow --data sample --limit 8 --store store",
     "certify": "certify py:m:narrow --data sample --limit 2 --store store",
@@ -126,7 +141,7 @@ CHILD = """
 import contextlib, io, json, sys
 import torch
 import m
-from trimtab import attacks, certify, measure, train
+from trimtab import adapt, attacks, certify, measure, norm, train
 from trimtab.cli import main
 from trimtab.types import BadInput
 
