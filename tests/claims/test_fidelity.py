@@ -22,20 +22,20 @@ def sides(claim):
 
 
 def test_ada_2_certifies_static_networks_at_a_quarter_and_adapted_ones_at_half(tmp_path):
-    bench = Bench(replace(SMOKE, certified=8, draws=200), 0, tmp_path)
+    bench = Bench(replace(SMOKE, certified=32, draws=200), 0, tmp_path)
     rows = ada.certificates.measure(bench)
-    batch = next(bench.batches(bench.images("test", 8), 8))
+    batch = next(bench.batches(bench.images("test", 32), 32))  # of all classes: some are certified
     for name, net, sigma in (
         ("Adv_inf", ada.ADV_INF, 0.25),
         ("Baseline", ada.BASELINE, 0.25),
         ("Rand", ada.RAND, 0.5),
     ):
         found = certify.certify(bench.network(net), batch.x, sigma, 100, 200, 0.001, seed=0, ids=batch.ids)
-        for radius in (0.25, 0.5):
-            expected = ((found.classes == batch.y) & (found.radii >= radius)).double().mean()
-            assert rows[f"{name}, static, r = {radius:g}"] == pytest.approx(float(expected))
+        for radius in (0.25, 0.5, 0.75):  # 200 samples reach 0.46 at sigma 0.25, and 0.91 at 0.5
+            expected = float(((found.classes == batch.y) & (found.radii >= radius)).double().mean())
+            assert rows[f"{name}, static, r = {radius:g}"] == pytest.approx(expected)
+            assert (expected > 0) == (radius < 1.83 * sigma)
         assert rows[f"{name}, static, abstains"] == float((found.classes < 0).double().mean())
-    assert rows["Adv_inf, static, r = 0.75"] == 0  # out of reach of 200 draws at sigma 0.25
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
@@ -127,3 +127,8 @@ def test_lig_11_expects_selu_to_be_higher():
     close = [test.a for test in lig.other_factors.tests if isinstance(test, Close)]
     assert "SELU, LIGS" not in close
     assert len(close) == len(lig.VARIANTS) - 1
+
+
+@pytest.mark.parametrize("method", [construct.features, construct.labels])
+def test_constructed_sets_cite_the_sections_that_define_them(method):
+    assert "(LIGS), sections 4.2, B.3 and E\n" in method.__doc__
