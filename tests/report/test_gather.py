@@ -1,5 +1,6 @@
 """What is gathered for a page comes from the model, the data and the store that were given."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from trimtab import measure, models, norm, train
 from trimtab.attacks import FGSM, Linf
-from trimtab.data import ImageSet, as_set, load
+from trimtab.data import ImageSet, as_set, corrupt, load
 from trimtab.evaluate import Clean, Corrupted, run, runs
 from trimtab.models import build
 from trimtab.report import gather, page
@@ -119,3 +120,26 @@ def test_charts_show_tolerance_branches_and_the_path_of_a_watched_run(tmp_path: 
     wanted = norm.running(model, "adv")["net.bn1"].mean
     torch.testing.assert_close(torch.tensor(means), wanted, atol=0, rtol=1e-3)
     assert [row["epoch"] for row in path["data"]["values"]] == [1, 2]
+
+
+def test_examples_of_a_batch_normalized_model_show_what_adapting_predicts(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    model = models.load("zoo:sample-standard")
+    drawn = load("sample", "test").subset(slice(0, 64))
+    store = tmp_path / "store.sqlite"
+    card = run(model, drawn, [Clean(), Corrupted("fog", 5)], store, name="net", examine=False)
+    (gallery,) = gather(model, drawn, card, store, sample=16, steering=False).galleries
+    x, y, ids = drawn.take(torch.arange(64))
+    stock = copy.deepcopy(model).train()  # plain PyTorch: statistics of the batch
+    with torch.no_grad():
+        adapted = stock(corrupt(x, "fog", 5, ids=ids)).argmax(1)
+        before, after = (model.eval()(z).argmax(1) for z in (x, corrupt(x, "fog", 5, ids=ids)))
+    chosen = ((before == y) & (after != y)).nonzero()[:6, 0].tolist()
+    wanted = [
+        f"{drawn.classes[before[k]]} → {drawn.classes[after[k]]}; adapted: {drawn.classes[adapted[k]]} "
+        f"{'✓' if adapted[k] == y[k] else '✗'}"
+        for k in chosen
+    ]
+    assert [picture.caption for picture in gallery.pictures] == wanted
+    assert "Adapted" in gallery.about

@@ -148,3 +148,15 @@ def test_what_cannot_be_shown_or_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written"):
         page([card()], tmp_path / "missing" / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_advice_is_open_and_the_measured_branch_is_named(tmp_path: Path) -> None:
+    net = trimtab.add_branch(trimtab.steer(build("resnet8", width=8)), "adv")
+    extras = Extras(audits={"b": trimtab.audit(net)})
+    text, _ = written(page([card("a"), card("b")], tmp_path / "page.html", extras=extras))
+    assert "<details" not in text.split('<section id="advice"')[1].split("</section>")[0]
+    scorecard = text.split('<section id="scorecard"')[1].split("</section>")[0]
+    assert (
+        "b has the branches main and adv; a BN mode that names no branch was measured on main." in scorecard
+    )
+    assert "a has the branches" not in scorecard

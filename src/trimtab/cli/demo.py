@@ -72,7 +72,10 @@ class Demo:
 
         page = self.out / "page.html"
         compared = [cards[BEFORE], cards[ADV]]
-        extras = report.gather(model, images, cards[BEFORE], self.out / "store.sqlite")
+        self._say("6. The page: advice, and a panel that steers the fine-tuned network")
+        extras = report.gather(model, images, cards[BEFORE], self.out / "store.sqlite", steering=False)
+        panel = report.stored_panel(tuned, images, self.out, limit=48 if self.quick else self.limit)
+        extras = replace(extras, panels={"the fine-tuned network": panel} if panel else {})
         report.page(compared, page, title="Before and after a minute of Mixture BN", extras=extras)
         if self.json:
             self._as_json(cards, certified, findings, page)

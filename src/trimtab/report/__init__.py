@@ -4,17 +4,19 @@ tables     scorecards and comparisons, with intervals     sentences  the verdict
 advice     what would help this model, as measured        plots      altair charts from plain numbers
 pictures   images as PNG: strips, grids                   charts     which charts a card calls for
 page       the HTML file, from templates/                 gather     audit, trials and examples for it
+panel      accuracy and predictions at every position of the knobs
 """
 
 from trimtab.report import pictures, plots
 from trimtab.report.advice import Advice, advice
 from trimtab.report.gather import gather
 from trimtab.report.page import Extras, page
+from trimtab.report.panel import Panel, stored_panel
 from trimtab.report.pictures import Gallery, Picture
 from trimtab.report.sentences import verdict
 from trimtab.report.tables import Table, comparison, scorecard
 
 __all__ = [
-    "Advice", "Extras", "Gallery", "Picture", "Table", "advice", "comparison", "gather", "page", "pictures",
-    "plots", "scorecard", "verdict",
+    "Advice", "Extras", "Gallery", "Panel", "Picture", "Table", "advice", "comparison", "gather", "page",
+    "pictures", "plots", "scorecard", "stored_panel", "verdict",
 ]  # fmt: skip

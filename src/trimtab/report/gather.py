@@ -6,7 +6,8 @@ Trial       clean and corrupted images under running, per-batch and frozen stati
 Examples    images that an attack made misclassified (if they were kept), and the harshest corruption
 Charts      accuracy over shifted statistics; the statistics of each branch; accuracy against LIGS of a run
             with the callback `measure.usefulness`
-Cost        about 50 forward passes over the sample, and one gradient for the statistics
+Panel       of a model that can be steered: see `panel`
+Cost        about 50 forward passes over the sample, and one gradient for the statistics; 240 for the panel
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from trimtab.evaluate.store import DEFAULT
 from trimtab.evaluate.suites import SAMPLE
 from trimtab.report import plots
 from trimtab.report.page import Extras
+from trimtab.report.panel import stored_panel
 from trimtab.report.pictures import Gallery, examples
 from trimtab.report.sentences import harshest
 from trimtab.report.tables import names
@@ -57,7 +59,12 @@ _UNSTEERED = (
 
 
 def gather(
-    model: nn.Module, data: Any, card: Card, store: Store | str | Path = DEFAULT, sample: int = 256
+    model: nn.Module,
+    data: Any,
+    card: Card,
+    store: Store | str | Path = DEFAULT,
+    sample: int = 256,
+    steering: bool = True,
 ) -> Extras:
     """Return the extras of one model's page. Trials are stored, so a second call is quick.
 
@@ -67,6 +74,7 @@ def gather(
         card: its evaluation.
         store: where it was stored; trials go next to it.
         sample: how many of the first images the trials take.
+        steering: whether to measure the steering panel.
     """
     image_set = as_set(data)
     n = min(sample, len(image_set), max((row.n for row in card.rows), default=sample))
@@ -92,8 +100,10 @@ def gather(
     modes = (RunningMode(), PerBatchMode())
     by_size = {size: trial(corrupted[:3], modes, size) for size in BATCHES if 2 * size <= n}
 
+    panel = stored_panel(model, image_set, path.parent, limit=n) if steering and not why else None
     return Extras(
         audits={name: audit},
+        panels={name: panel} if panel else {},
         trials={name: trial([Clean(), *corrupted], (*modes, FrozenMode(images=n)), n)},
         batch_sizes={name: by_size},
         charts=tuple(_charts(model, image_set.take(torch.arange(n)), card)),
@@ -138,7 +148,9 @@ def _galleries(model: nn.Module, data: Images, card: Card, store: Store | str | 
             except (BadInput, StopIteration):
                 continue  # they were not kept
             batch = data.take(torch.arange(start, stop))
-            yield from _misclassified(f"Attacked: {row.condition}", model, data, batch, changed)
+            yield from _misclassified(
+                f"Attacked: {row.condition}, against running statistics", model, data, batch, changed
+            )
             break
     worst = harshest(card, RunningMode())
     if worst and isinstance(worst[0], CorruptionRecord):
@@ -156,7 +168,12 @@ def _misclassified(
     like = next(model.parameters())
     with RunningMode().activate(model, lambda n: data.take(torch.arange(n)).x) as module:
         before, after = (module(each.to(like)).argmax(1).cpu() for each in (x, changed))
+    adapted = None
+    if norm.steerable(model) and len(x) > 1:
+        with PerBatchMode().activate(model, lambda n: data.take(torch.arange(n)).x) as module:
+            adapted = module(changed.to(like)).argmax(1).cpu()
     chosen = ((before == y) & (after != y)).nonzero()[:SHOWN, 0]
     if len(chosen):
         classes = (y[chosen].tolist(), before[chosen].tolist(), after[chosen].tolist())
-        yield examples(title, x[chosen], changed[chosen], *classes, data.classes)
+        mended = None if adapted is None else adapted[chosen].tolist()
+        yield examples(title, x[chosen], changed[chosen], *classes, data.classes, mended)

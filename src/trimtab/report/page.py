@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from trimtab.evaluate import Card, unlike
+from trimtab.evaluate import BranchMode, Card, unlike
 from trimtab.io import atomic_write
 from trimtab.norm.audit import Audit
 from trimtab.report import sentences, tables
 from trimtab.report.advice import Advice, advice
 from trimtab.report.charts import charts
+from trimtab.report.panel import Panel
 from trimtab.report.pictures import Gallery
 from trimtab.report.plots import Chart
-from trimtab.types import BadInput
+from trimtab.types import BadInput, listed
 
 MOST = 8
 """The largest number of models on one page."""
@@ -50,6 +51,8 @@ class Extras:
     """Further charts, as `report.plots` makes them."""
     galleries: Sequence[Gallery] = ()
     """Example images, as `report.pictures` makes them."""
+    panels: Mapping[str, Panel] = field(default_factory=dict)
+    """Per model: its steering panel."""
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Per model: what could not be tried, and why, in sentences; shown with its audit."""
 
@@ -95,6 +98,8 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
     environment.filters |= {"percent": tables.percent, "points": tables.points, "data_uri": _data_uri}
     drawn = [_figure(chart) for chart in (*charts(cards, extras.batch_sizes), *extras.charts)]
     scripts = [Markup(environment.get_template("script.js").render())]
+    if extras.panels:
+        scripts.append(Markup(environment.get_template("panel.js").render()))
     if drawn:
         scripts.insert(0, Markup(_vega()))
     return environment.get_template("page.html").render(
@@ -116,6 +121,11 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         meanings=sentences.FLAGS,
         checked=sentences.checked(cards),
         charts=drawn,
+        branches=[
+            _branches(name, card, extras) for name, card in zip(tables.names(cards), cards, strict=True)
+        ],
+        panels=extras.panels,
+        panel_values=[asdict(panel) for panel in extras.panels.values()],
         galleries=extras.galleries,
         audits=extras.audits,
         left_out=extras.left_out,
@@ -153,6 +163,20 @@ def _advised(name: str, card: Card, extras: Extras) -> tuple[Advice, ...] | None
     if len(tables.bn_modes(card)) < 2:
         card = extras.trials.get(name, card)
     return advice(card, extras.batch_sizes.get(name)) if len(tables.bn_modes(card)) > 1 else None
+
+
+def _branches(name: str, card: Card, extras: Extras) -> str:
+    """A sentence on which branch was measured, of a model that is known to have several."""
+    audit = extras.audits.get(name)
+    known = [branch for layer in (audit.layers if audit else ()) for branch in layer.branches]
+    known += [mode.name for mode in tables.bn_modes(card) if isinstance(mode, BranchMode)]
+    others = [branch for branch in dict.fromkeys(known) if branch != "main"]
+    if not others:
+        return ""
+    return (
+        f"{name} has the branches main and {listed(others)}; a BN mode that names no branch was measured on "
+        "main."
+    )
 
 
 def _figure(chart: Chart) -> dict[str, Any]:

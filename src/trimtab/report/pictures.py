@@ -56,21 +56,40 @@ def examples(
     before: Sequence[int],
     after: Sequence[int],
     classes: Sequence[str],
+    adapted: Sequence[int] | None = None,
 ) -> Gallery:
-    """Return strips of image, change and result (each N, C, H, W), with the predicted classes."""
+    """Return strips of image, change and result (each N, C, H, W), with the predicted classes.
+
+    Args:
+        title: the heading.
+        clean: images.
+        changed: what was made of them.
+        labels: their labels.
+        before: predictions of the images.
+        after: predictions of the changed images.
+        classes: names of the classes.
+        adapted: predictions of the changed images with the statistics of their batch, if there are any.
+    """
     if not len(clean) == len(changed) == len(labels) == len(before) == len(after):
         raise BadInput("examples need as many changed images, labels and predictions as clean images")
     known = dict(enumerate(classes))
     strips = []
-    for x, z, *predicted in zip(clean, changed, labels, before, after, strict=True):
+    third = [None] * len(clean) if adapted is None else adapted
+    for x, z, *predicted, mended in zip(clean, changed, labels, before, after, third, strict=True):
         gap = torch.ones_like(x[..., :2])
         panels = torch.cat([x, gap, gradient(z - x), gap, z], dim=-1)
         label, was, now = (known.get(index, f"class {index}") for index in predicted)
         caption = f"{was} → {now}" + (f" (a {label})" if was != label else "")
+        if mended is not None:
+            again = known.get(mended, f"class {mended}")
+            caption += f"; adapted: {again} {'✓' if again == label else '✗'}"
         description = f"{label}, the change to it, and the result: predicted {was}, then {now}"
         strips.append(Picture(png(panels), caption, description))
     about = "Each strip: the image, the change (gray is none, scaled to be visible), and the result. "
-    return Gallery(title, about + "Below: the predicted class before → after.", tuple(strips))
+    about += "Below: the predicted class before → after."
+    if adapted is not None:
+        about += " Adapted: predicted with the statistics of the changed batch."
+    return Gallery(title, about, tuple(strips))
 
 
 def grid(
