@@ -12,9 +12,10 @@ import inspect
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from html import escape
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -287,3 +288,17 @@ def method_card(text: str | None) -> Callable[[_Class], _Class]:
         return cls
 
     return extend
+
+
+def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as HTML, for notebooks.
+
+    Args:
+        caption: What it shows.
+        header: A name for each column.
+        rows: The cells.
+    """
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    parts = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<table>{parts}</table>"

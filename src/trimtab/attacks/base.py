@@ -31,7 +31,7 @@ from trimtab.runtime import (
     same_in_other_batch,
     unwrap,
 )
-from trimtab.types import BadInput, Budget
+from trimtab.types import BadInput, Budget, html_table
 
 SLICE = 32
 """Images per core that are attacked at a time: few, so that its cache holds their features."""
@@ -53,6 +53,23 @@ class Outcome:
     success: Tensor
     success_at: Tensor
     marks: dict[int, Tensor] = field(default_factory=dict)
+
+    def _summary(self) -> list[tuple[str, str]]:
+        """What was attacked, how often it succeeded, and how soon."""
+        n, broken = len(self.success), int(self.success.sum())
+        lines = [("images", f"{n}, each {tuple(self.x.shape[1:])}")]
+        lines += [("misclassified", f"{broken} ({broken / n:.1%})" if n else "0")]
+        if broken:
+            at = self.success_at[self.success].float()
+            lines += [("first misclassified", f"iteration {float(at.median()):g} (median)")]
+        lines += [(f"at iteration {k}", f"{int(hit.sum())} misclassified") for k, hit in self.marks.items()]
+        return lines
+
+    def __repr__(self) -> str:
+        return f"Outcome({'; '.join(f'{name}: {value}' for name, value in self._summary())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Outcome of an attack", ("", ""), self._summary())
 
     @classmethod
     def empty(cls, x: Tensor) -> Outcome:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from trimtab import rng
 from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
 from trimtab.certify.sampling import BLOCK, Progress, Sampler, require_positive, sampler
-from trimtab.types import BadInput, number, pretty
+from trimtab.types import BadInput, html_table, number, pretty
 
 VERSION = 1
 """Part of every result's key: incremented whenever a change alters results."""
@@ -83,6 +83,13 @@ class Certificates:
 
     def __len__(self) -> int:
         return len(self.classes)
+
+    def _repr_html_(self) -> str:
+        kept = self.radii[self.classes >= 0]
+        rows = [("images", str(len(self))), ("abstains", str(len(self) - len(kept)))]
+        if len(kept):
+            rows += [("l2 radius", f"median {float(kept.median()):.3f}, largest {float(kept.max()):.3f}")]
+        return html_table(f"Certificates: {self}", ("", ""), rows)
 
     @property
     def max_radius(self) -> float:

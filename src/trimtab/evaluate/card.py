@@ -17,7 +17,7 @@ from trimtab.evaluate.records import (
     Measure,
 )
 from trimtab.io import digest
-from trimtab.types import BadInput
+from trimtab.types import BadInput, html_table
 
 FORMAT = 2
 """Of cards and stores: 2 has typed rows."""
@@ -115,6 +115,35 @@ class Card:
     def id(self) -> str:
         """The hash of what was measured."""
         return identity(self.json())
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Conditions down, BN modes across: header and rows; seeds apart."""
+        modes = list(dict.fromkeys(row.bn_mode for row in self.rows))
+        cells = {(row.condition, row.seed, row.bn_mode): row.estimate for row in self.rows}
+        percent = {(row.condition, row.seed): row.measure is None for row in self.rows}
+        lines = []
+        for key, fraction in percent.items():
+            line = [str(key[0])]
+            for mode in modes:
+                scaled = [100 * v if fraction else v for v in cells.get((*key, mode)) or ()]
+                shown = "{:.1f} % [{:.1f}, {:.1f}]" if fraction else "{:.2f} [{:.2f}, {:.2f}]"
+                line.append(shown.format(*scaled) if scaled else "")
+            lines.append(line)
+        return ["condition", *map(str, modes)], lines
+
+    @property
+    def _title(self) -> str:
+        flags = ", ".join(dict.fromkeys(flag.name for flag in self.flags)) or "none"
+        return f"{self.model} on {self.data}, {self.suite} suite; flags: {flags}"
+
+    def __str__(self) -> str:
+        header, rows = self._cells()
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in [header, *rows]]
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title, *self._cells())
 
     def json(self) -> str:
         """Return the card as text, byte-identical for the same results."""

@@ -15,7 +15,7 @@ from trimtab.norm.layer import Steered
 from trimtab.norm.setting import MAIN, Moments
 from trimtab.norm.state import images_for
 from trimtab.norm.surgery import is_batch_norm
-from trimtab.types import BadInput
+from trimtab.types import BadInput, html_table
 
 DEAD_VARIANCE = 1e-10
 """A channel whose running variance is below this is constant: nothing passes through it."""
@@ -96,6 +96,15 @@ class Audit:
             )
             lines += [f"{'':<{width}}  ! {warning.what}: {warning.advice}" for warning in layer.warnings]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for layer in self.layers:
+            drift = ["" if d is None else f"{d:.2f}" for d in (layer.drift_mean, layer.drift_std)]
+            warned = "; ".join(f"{warning.what}: {warning.advice}" for warning in layer.warnings)
+            rows.append((layer.name, layer.kind, layer.channels, ", ".join(layer.branches), *drift, warned))
+        header = ("layer", "kind", "channels", "branches", "mean shift in std", "std ratio", "warnings")
+        return html_table(str(self).partition("\n")[0], header, rows)
 
 
 def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
