@@ -163,9 +163,9 @@ def test_a_missed_mark_is_a_finding_and_no_failure(monkeypatch, capsys):
 
 
 def test_attacks_without_networks_are_skipped_in_a_sentence(monkeypatch, capsys, tmp_path):
-    from trimtab.models import sources
+    from trimtab.models import grammar
 
-    monkeypatch.setattr(sources, "ZOO", tmp_path)
+    monkeypatch.setattr(grammar, "ZOO", tmp_path)
     assert main(["bench", "attacks", "--quick", "--json"]) == 0
     heard = capsys.readouterr()
     skipped = json.loads(heard.out)["skipped"]
