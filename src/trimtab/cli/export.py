@@ -16,7 +16,7 @@ SUFFIXES = {"stock": ".safetensors", "timm": "-timm", "torch.export": ".pt2", "o
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model as a state dict, timm folder, torch.export program or ONNX graph.
+    """Write a state dict, timm folder, torch.export program or ONNX graph.
 
     Graphs take pixels in [0, 1]: mean and std are inside. Each is run by its own runtime and compared with
     the model before it replaces an older file. With --statistics-as-inputs the graph also takes the tensors
