@@ -462,3 +462,27 @@ def test_json_rows_name_images_mode_clipping_iterate_and_batch(capsys, saved):
     assert by_kind["noise", "running"]["batch_size"] is None
     attacks = [row for row in rows if row["condition"].get("method") == "PGD"]
     assert [row["iterate"] for row in attacks] == ["early stopping", "last iterate"]
+
+
+def test_what_is_printed_names_images_mode_clipping_iterate_and_batch(capsys, saved):
+    def shown(*words):
+        code, out, err = say(capsys, *words)
+        assert code == 0, err
+        return " ".join(out.split())
+
+    few = ("--limit", "8")
+    out = shown("evaluate", saved, *few, "--bn-modes", "running", "batch")
+    assert "first 8 images of sample, coupled batches of 8: accuracy in %" in out
+    assert all(
+        word in out for word in (" running ", " batch ", "unclipped", "early stopping", "last iterate")
+    )
+    shown("evaluate", saved, "--limit", "4", "--bn-modes", "running")
+    ids = [run["id"][:8] for run in as_json(capsys, "runs")]
+    assert "Measured on first 8 images of sample, coupled batches of 8" in shown("runs", ids[0])
+    certify = ("certify", saved, "--limit", "3", "--n", "20", "--n0", "10")
+    out = shown(*certify)
+    assert "first 3 images of sample: certified accuracy by l2 radius, unclipped noise, 20 samples" in out
+    assert "BN mode running" in out
+    assert as_json(capsys, *certify)["sigma 0.25"]["condition"]["clip"] is False
+    assert "compared on images 0–7 of sample" in shown("repair", saved, *few, "--images", "16")
+    assert as_json(capsys, "repair", saved, *few, "--images", "16")["compared_on"]["stop"] == 8

@@ -73,7 +73,7 @@ class Certify:
         if self.json:
             _as_json(cards)
         else:
-            self._print(cards, images.name)
+            self._print(cards)
         return 0
 
     def _check(self) -> None:
@@ -95,8 +95,9 @@ class Certify:
             limit=self.limit, seed=self.seed, chunk=16, name=f"{self.model}, statistics {statistics}",
         )  # fmt: skip
 
-    def _print(self, cards: Mapping[str, Card], images: str) -> None:
+    def _print(self, cards: Mapping[str, Card]) -> None:
         from trimtab.cli import console
+        from trimtab.report.tables import images
 
         first_rows = {sigma: card.rows[0] for sigma, card in cards.items()}
         curves = {sigma: dict(row.curve.points) if row.curve else {} for sigma, row in first_rows.items()}
@@ -110,9 +111,9 @@ class Certify:
             ]
             for sigma, row in first_rows.items()
         ]
-        n = max(row.n for row in first_rows.values())
-        samples = f"{self.n:,} samples, alpha {self.alpha:g}"
-        title = f"{self.model} on {images}, {n} images: certified accuracy by l2 radius, {samples}"
+        card, row = next((card, card.rows[0]) for card in cards.values())
+        how = f"unclipped noise, {self.n:,} samples, alpha {self.alpha:g}, BN mode {row.bn_mode}"
+        title = f"{self.model}, {images(card)}: certified accuracy by l2 radius, {how}"
         if self.adapt:
             sources = dict.fromkeys(str(card.provenance["statistics"]) for card in cards.values())
             title += f"; statistics {', '.join(sources)}"

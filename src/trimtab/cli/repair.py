@@ -75,6 +75,7 @@ class Repair:
         import trimtab
         from trimtab import data, norm
         from trimtab.cli import console
+        from trimtab.evaluate.records import ImagesRecord
 
         if self.images < 2 or self.batch_size < 2:
             raise BadInput("--images and --batch-size must be 2 or more: one image has no statistics")
@@ -93,13 +94,16 @@ class Repair:
         )
         how = f", augmented by {' '.join(self.augment)}" if self.augment else ""
         source = f"{len(known)} {origin(known, compared, self.split)} of {self.data}{how}"
+        on = ImagesRecord(compared.name, compared.digest, 0, len(compared))
         written = report.kept and self.out is not None
         if self.out is not None and written:
             trimtab.save(model, self.out, {"statistics re-estimated on": source})
         if self.json:
-            console.as_json({**_plain(report), "estimated_on": source, "out": self.out if written else None})
+            where = {"branch": self.branch, "compared_on": on, "estimated_on": source}
+            console.as_json({**_plain(report), **where, "out": self.out if written else None})
         else:
-            console.out.print(f"Statistics re-estimated on {source}.", markup=False)
+            text = f"Statistics of branch {self.branch} re-estimated on {source}, compared on {on}."
+            console.out.print(text, markup=False)
             console.out.print(str(report), markup=False, highlight=False)
             if self.out is not None:
                 done = f"The repaired model is in {self.out}." if written else "Nothing was written."

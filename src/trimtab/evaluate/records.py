@@ -113,17 +113,20 @@ class CertificateRecord:
     """A certificate by randomized smoothing."""
 
     sigma: float
-    """Std of the (unclipped) noise, in pixels."""
+    """Std of the noise, in pixels."""
     n0: int
     """Samples that guess the class."""
     n: int
     """Samples that certify it."""
     alpha: float
     """The probability that a certificate is wrong."""
+    clip: Literal[False] = False
+    """Noisy pixels are never clipped: the certificate is of the Gaussian."""
     kind: Literal["certificate"] = "certificate"
 
     def __str__(self) -> str:
-        return f"smoothed with sigma {pretty(self.sigma)}, {self.n:,} samples, alpha {self.alpha:g}"
+        samples = f"{self.n:,} samples, alpha {self.alpha:g}"
+        return f"smoothed with sigma {pretty(self.sigma)}, unclipped, {samples}"
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,12 @@ class SimilarityRecord:
 
     size: float
     """Std of the Gaussian step to the nearby image, in pixels."""
+    clip: Literal[False] = False
+    """The nearby image may leave [0, 1], as in the paper."""
     kind: Literal["gradients"] = "gradients"
 
     def __str__(self) -> str:
-        return f"gradient similarity (LIGS), step {pretty(self.size)}"
+        return f"gradient similarity (LIGS), step {pretty(self.size)}, unclipped"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trimtab.evaluate.bn_modes import BNModeRecord, FrozenMode, PerBatchMode
 from trimtab.evaluate.card import Card, Row, identity
-from trimtab.evaluate.records import ConditionRecord, NoiseRecord
+from trimtab.evaluate.records import ConditionRecord
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.types import BadInput, listed
 
@@ -100,7 +100,7 @@ def _line(run: StoredRun, row: Row) -> dict[str, object]:
         "n": row.n,
         "kind": row.kind,
         "condition": str(condition),
-        "clipped": condition.clip if isinstance(condition, NoiseRecord) else "",
+        "clipped": getattr(condition, "clip", ""),
         "iterate": row.iterate,
         "bn mode": str(mode),
         "rho": mode.rho if isinstance(mode, PerBatchMode | FrozenMode) else "",
