@@ -175,6 +175,9 @@ def test_a_damaged_store_is_refused_or_whole(tmp_path: Path, data: st.DataObject
     path = Path(store.path)
     path.write_bytes(data.draw(damaged(path.read_bytes())))
     survives(lambda: [store.cells(), store.cards(), store.chunks("cell"), store.record("run", "{}")])
+    columns: list[Any] = []
+    survives(lambda: columns.extend(store.read(file) for file in store.chunks("cell").values()))
+    assert all(read is None or read["correct"].tolist() == [True, True] for read in columns)
 
 
 @examples(200)

@@ -40,7 +40,10 @@ def test_a_cut_right_before_a_batch_norm_is_refused_with_the_number(cut: str) ->
 @pytest.mark.parametrize("cut", ["1", "2"])
 def test_a_cut_after_a_norm_layer_or_its_activation_trains(cut: str) -> None:
     objective, (x, y) = train.AdvBN(cut=cut), images()
-    assert bool(objective(objective.prepare(net()).train(), x, y, seed=0)["loss"].isfinite())
+    model = objective.prepare(net()).train()
+    assert bool(objective(model, x, y, seed=0)["loss"].isfinite())
+    without = {name.partition(".")[0] for name, p in model.named_parameters() if p.grad is None}
+    assert without == {"0", "1"}  # the layers before the cut
 
 
 def test_a_batch_norm_far_from_the_cut_is_noticed_too() -> None:
