@@ -10,7 +10,7 @@ demo: $(VENV)/.product
 	$(VENV)/bin/trimtab demo
 
 test: $(VENV)/.developer lint types
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -rs $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -rs --durations 5 --durations-min 20 $(ARGS)
 
 lint: $(VENV)/.developer
 	$(VENV)/bin/ruff check .
