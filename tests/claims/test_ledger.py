@@ -131,29 +131,30 @@ def test_the_page_is_made_from_the_data_alone(tmp_path, monkeypatch):
 
 def test_a_budget_counts_a_shared_network_once_and_a_unit_costs_what_its_like_took(tmp_path):
     (mix_4,) = claims.chosen(["MIX-4"])
+    at = scale_of("laptop", "mix")
+    nets = mix_4.nets(at)
     fresh = plan.budget([mix_4], "laptop", tmp_path)
-    assert fresh.units == 5 * (len(mix_4.networks) + 1)
-    assert plan.budget([mix_4, mix_4], "laptop", tmp_path, 1).units == len(mix_4.networks) + 2
+    assert fresh.units == 5 * (len(nets) + 1)
+    assert plan.budget([mix_4, mix_4], "laptop", tmp_path, 1).units == len(nets) + 2
     assert (fresh.done, fresh.spent) == (0, 0)
     assert math.isnan(fresh.left)
-    at = scale_of("laptop", "mix")
-    for number, net in enumerate(mix_4.networks):
+    for number, net in enumerate(nets):
         unit = Unit("MIX-4", "laptop", 0, "", network=net.key(at, 0))
         ledger.note_time(tmp_path, Done(unit, None, 3600.0 * (number + 1)))
     once = plan.budget([mix_4], "laptop", tmp_path)
-    assert (once.done, once.spent) == (len(mix_4.networks), pytest.approx(21))
+    assert (once.done, once.spent) == (len(nets), pytest.approx(21))
     trained = replace(mix_4, measure=rows, tests=(), needs=())
     ledger.write(ledger.Result(trained, "laptop", {0: {"a": 1.0}}), tmp_path)
     ledger.note_time(tmp_path, Done(Unit("MIX-4", "laptop", 0, ""), {"a": 1.0}, 360.0))
     both = plan.budget([trained], "laptop", tmp_path)
-    assert (both.done, both.left) == (len(mix_4.networks) + 1, pytest.approx(4 * 21 + 4 * 0.1))
+    assert (both.done, both.left) == (len(nets) + 1, pytest.approx(4 * 21 + 4 * 0.1))
 
 
 def test_at_the_desk_what_is_unknown_costs_its_part_of_the_planned_hours(tmp_path):
     planned = [claims.everything()[id] for row in WAVE1 for id in row.ids]
     budget = plan.budget(planned, "desk", tmp_path)
     assert budget.left == pytest.approx(plan.CORES * sum(row.hours for row in WAVE1), rel=0.01)
-    assert str(budget).startswith(f"0 of {budget.units} units are done; 0.0 core hours spent, about 6")
+    assert str(budget).startswith(f"0 of {budget.units} units are done; 0.0 core hours spent, about 80")
 
 
 def test_before_a_run_the_detectable_effect_follows_from_the_spread_of_the_first_edition(tmp_path):
@@ -424,6 +425,8 @@ def test_published_networks_are_limited(tmp_path, monkeypatch):
     ledger.publish_network(unit, tmp_path)
     assert not ledger.networks(tmp_path, "desk").exists()
     monkeypatch.setattr(ledger, "MOST_PUBLISHED", 4)
+    ledger.publish_network(replace(unit, seed=1), tmp_path)  # half of it is for seed 0
+    assert not ledger.networks(tmp_path, "desk").exists()
     ledger.publish_network(unit, tmp_path)
     assert (ledger.networks(tmp_path, "desk") / "key" / "model.safetensors").read_text() == "1234"
 

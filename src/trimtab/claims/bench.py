@@ -11,10 +11,13 @@ PAUSE in it asks a run to stop.
 from __future__ import annotations
 
 import fcntl
+import math
+import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trimtab import construct, data, models, norm, train
 from trimtab.claims.methods import used
-from trimtab.claims.nets import Made, Net
+from trimtab.claims.nets import Choice, Made, Net
 from trimtab.claims.power import PerImage
 from trimtab.claims.scales import Scale
 from trimtab.data import Batch, Images
@@ -32,16 +35,17 @@ from trimtab.evaluate import BNMode, Clean, Condition, RunningMode, Store
 from trimtab.evaluate.cells import Cell, Subject
 from trimtab.evaluate.conditions import Columns, as_condition
 from trimtab.evaluate.engine import measure
+from trimtab.measure import Accuracy
 from trimtab.models.files import WEIGHTS
 from trimtab.runtime.fingerprint import digest
-from trimtab.train import Callback, Event
+from trimtab.train import Callback, Event, Stopped
 from trimtab.types import BadInput
 
 Progress = Callable[[str, float], None]
 """Called with what is being made, and the fraction of it that is done."""
 
-PAUSE_EVERY = 20
-"""Steps of a training after which the file PAUSE is looked for."""
+STOP_EVERY = 20
+"""Steps of a training after which it may be stopped."""
 ONE = train.Engine(devices=1)
 """A network is trained on one device; a grid takes many of them by the Ray engine."""
 
@@ -69,6 +73,8 @@ class Bench:
     """Folder of networks that were published with the results: they are loaded, not trained again."""
     methods: dict[str, int] = field(default_factory=dict)
     """The versions of the attacks, conditions and constructions that were used."""
+    until: float = math.inf
+    """Time (`time.monotonic`) at which a training or a measurement is stopped, its state saved."""
     _networks: dict[str, nn.Module] = field(default_factory=dict)
     _sets: dict[tuple[str, str], Images] = field(default_factory=dict)
 
@@ -107,11 +113,37 @@ class Bench:
                 self._train(net, self._path(key))
         return norm.steer(models.load(f"file:{self._path(key)}")).eval().to(device())
 
+    def held_out(self, choice: Choice) -> dict[Net, PerImage]:
+        """Return the accuracy of each candidate on the images after its training images."""
+        accuracies, bench = {}, self._of_all_networks()
+        for net in choice.candidates:
+            whole, first = self.images("train", of=net), net.at(self.scale, 0).data.images
+            if first is None or first >= len(whole):
+                raise BadInput(f"no training images are left to choose by: {net.recipe} takes all of them")
+            images = whole.subset(slice(first, first + choice.images))
+            accuracies[net] = PerImage(bench.correct(bench.network(net), images=images, n=len(images)))
+        return accuracies
+
+    def decided(self, net: Net) -> Net:
+        """Return a network with what it chooses; itself if it chooses nothing."""
+        if net.choice is None or not net.chooses(self.scale):
+            return net
+        accuracies = self.held_out(net.choice)
+        best = max(accuracies, key=accuracies.__getitem__)  # the first of equal ones
+        changes = net.choice.tried[net.choice.candidates.index(best)]
+        return replace(net, changes={**net.changes, **changes}, choice=None)
+
     def _train(self, net: Net, path: Path) -> None:
-        recipe, bench = net.at(self.scale, self.seed), self._of_all_networks()
+        final, bench = self.decided(net), self._of_all_networks()
+        recipe, same = final.at(self.scale, self.seed), final.key(self.scale, self.seed)
+        if final is not net and self.trained(same):
+            part = path.with_suffix(".part")
+            shutil.copytree(self._path(same), part, dirs_exist_ok=True)
+            part.rename(path)
+            return
         start = bench.network(net.start) if net.start else None
         images = bench.made(net.data) if net.data else None
-        callbacks: list[Callback] = [self._report(f"training {net.recipe}"), stop_if_paused(self.folder)]
+        callbacks: list[Callback] = [self._report(f"training {net.recipe}"), self._stop_if_asked]
         if net.watch is not None:
             callbacks.append(net.watch(bench))
         run = train.Run(path, recipe)
@@ -121,7 +153,19 @@ class Bench:
             train.fit(start, images, recipe, folder=path, callbacks=callbacks, engine=ONE)
 
     def _of_all_networks(self) -> Bench:
-        return Bench(self.scale, self.seed, self.folder, None, self.progress, self.published)
+        return replace(self, allowed=None, methods={})
+
+    def _stop_if_asked(self, event: Event) -> None:
+        if event.kind == "step" and event.step % STOP_EVERY == 0 and self._must_stop:
+            signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
+
+    def _stop_after_chunk(self, cell: Cell, new: int, count: Accuracy) -> None:
+        if new and self._must_stop:  # the chunk is stored
+            raise Stopped(128 + signal.SIGTERM, self.folder)
+
+    @property
+    def _must_stop(self) -> bool:
+        return paused(self.folder) or time.monotonic() > self.until
 
     def _report(self, what: str) -> Callable[[Event], None]:
         def callback(event: Event) -> None:
@@ -197,7 +241,8 @@ class Bench:
         count = min(n or len(images), len(images))
         condition = as_condition(condition) if condition is not None else Clean()
         self.uses(condition, state or RunningMode())
-        return measure(Cell(subject, condition, state or RunningMode(), self.seed, count))
+        cell = Cell(subject, condition, state or RunningMode(), self.seed, count)
+        return measure(cell, self._stop_after_chunk)
 
     def correct(self, model: nn.Module, condition: Condition | Any = None, **how: Any) -> torch.Tensor:
         """Return which images are classified correctly, as 0 and 1 (float64); arguments as in `columns`."""
@@ -211,16 +256,6 @@ class Bench:
         kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"
         sizes = {"attack": self.scale.attacked, "corruption": self.scale.corrupted}
         return {"n": sizes.get(kind, self.scale.test), **how}
-
-
-def stop_if_paused(folder: Path) -> Callback:
-    """Return a callback that ends a training, its state saved, at a file PAUSE in the folder of the store."""
-
-    def callback(event: Event) -> None:
-        if event.kind == "step" and event.step % PAUSE_EVERY == 0 and paused(folder):
-            signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
-
-    return callback
 
 
 def paused(folder: Path) -> bool:

@@ -44,8 +44,12 @@ class Claim:
     """Returns the rows of one seed."""
     networks: Sequence[Net] | Callable[[Scale], Sequence[Net]] = ()
     """Networks that it uses: trained first, shared with other claims, counted once in a budget."""
+    controls: Sequence[Net] = ()
+    """Networks that only the first `Scale.seeds` seeds have."""
     headline: bool = False
     """Whether it is a main result, which gets more seeds."""
+    by_product: tuple[str, ...] = ()
+    """Scales at which it is measured on the networks of other claims, with their number of seeds."""
     needs: Sequence[Needs] = ()
     """Preconditions of the tests."""
     tables: Callable[[Scale], Any] | None = None
@@ -55,9 +59,19 @@ class Claim:
     changed: str = ""
     """What was changed in tests or measurement after results of this claim were known, and why."""
 
-    def nets(self, scale: Scale) -> list[Net]:
-        """Return its networks at a scale."""
-        return list(self.networks(scale) if callable(self.networks) else self.networks)
+    def nets(self, scale: Scale, seed: int = 0) -> list[Net]:
+        """Return its networks at a scale and seed."""
+        networks = self.networks(scale) if callable(self.networks) else self.networks
+        return [*networks, *(self.controls if seed < scale.seeds else ())]
+
+    def planned(self, scale: Scale) -> int:
+        """Return the number of seeds at a scale."""
+        return scale.headline if self.headline and scale.name not in self.by_product else scale.seeds
+
+    def tested(self, scale: Scale, seed: int) -> set[str]:
+        """Return the rows of a seed that its tests and preconditions need."""
+        tests = [test for test in self.tests if seed < scale.seeds or not test.controlled]
+        return {name for test in (*tests, *self.needs) for name in test.names}
 
     @property
     def paper(self) -> str:
@@ -103,7 +117,7 @@ def chosen(words: Sequence[str]) -> list[Claim]:
         if name == "ALL":
             selected |= known
         elif name == "WAVE1":
-            selected |= {id: known[id] for row in WAVE1 for id in row.ids if not row.pending}
+            selected |= {id: known[id] for row in WAVE1 for id in row.ids}
         elif name == "HEADLINE":
             selected |= {id: claim for id, claim in known.items() if claim.headline}
         elif name in PAPERS:

@@ -1,4 +1,4 @@
-"""Conditions used by claims only: adversarial images crafted on another branch or network."""
+"""Conditions used by claims only: images crafted on another branch or network, and scaled statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab.attacks import Attack
+from trimtab.attacks import Attack, Scaled
 from trimtab.data import Batch
 from trimtab.evaluate.conditions import Columns, Condition, correct
 
@@ -48,6 +48,24 @@ class Transferred(Condition):
 
     def __str__(self) -> str:
         return f"{self.attack}, transferred"
+
+
+@dataclass(frozen=True)
+class Rescaled(Condition):
+    """Clean images, with the statistics of every norm layer scaled by one vector for all images."""
+
+    attack: Scaled
+    number: int = 0
+    """Which random signs: the same for all networks with these layers."""
+    kind: ClassVar[str] = "statistics"
+
+    def columns(self, model: nn.Module, batch: Batch, seed: int) -> Columns:
+        """Return which images the model classifies correctly with scaled statistics."""
+        with norm.use(model, shift=self.attack(model, seed=self.number)):
+            return {"correct": correct(model, batch.x, batch.y)}
+
+    def __str__(self) -> str:
+        return f"{self.attack}, signs {self.number}"
 
 
 def worst(columns: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,8 @@
 A unit trains one network or measures one claim at one seed. `perform` does either; its argument and result
 are plain values, so the same grid runs anywhere, and only the driver writes results. A unit starts when the
 networks that it needs are trained. Killed, it resumes from the files in the shared folder; an error ends only
-the units that depend on what failed; a file PAUSE in the folder ends a run, its training saved.
+the units that depend on what failed; a file PAUSE in the folder ends a run, its state saved. A unit that
+takes longer than `LONGEST` is stopped in the same way and continued as the next one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -26,6 +28,9 @@ from trimtab.claims.nets import Net, closure
 from trimtab.claims.scales import Scale, scale_of
 from trimtab.train import Diverged, Stopped
 from trimtab.types import BadInput
+
+LONGEST = 35 * 60.0
+"""Seconds after which a unit is stopped, its state saved, and continued: a kill costs less than that."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +65,20 @@ class Unit:
     @property
     def networks(self) -> dict[str, Net]:
         """The networks that the claim needs by key, in an order in which they can be trained."""
-        return closure(self.claim.nets(self.at), self.at, self.seed)
+        return closure(self.claim.nets(self.at, self.seed), self.at, self.seed)
 
     @property
     def needs(self) -> set[str]:
         """Keys of the networks that must be trained before it."""
         if not self.network:
             return {*self.networks}
-        return {net.key(self.at, self.seed) for net in self.networks[self.network].needs()}
+        return {net.key(self.at, self.seed) for net in self.networks[self.network].needs(self.at)}
 
     def bench(self, progress: Progress | None = None) -> Bench:
         """Return the bench that it runs on."""
         shelf = Path(self.published) if self.published else None
-        return Bench(self.at, self.seed, Path(self.folder), None, progress, shelf)
+        until = time.monotonic() + LONGEST
+        return Bench(self.at, self.seed, Path(self.folder), None, progress, shelf, until=until)
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Done:
     methods: Mapping[str, int] = field(default_factory=dict)
     """The versions of the methods that measured the rows."""
     stopped: bool = False
-    """Whether it was stopped by the file PAUSE."""
+    """Whether it was stopped, by the file PAUSE or after `LONGEST`."""
 
 
 def perform(unit: Unit, progress: Progress | None = None) -> Done:
@@ -107,12 +113,12 @@ def perform(unit: Unit, progress: Progress | None = None) -> Done:
         if unit.network:
             bench.network(unit.networks[unit.network])
         else:
-            bench.allowed = unit.claim.nets(bench.scale)
+            bench.allowed = unit.claim.nets(bench.scale, unit.seed)
             rows = dict(unit.claim.measure(bench))
     except Stopped:
-        if not paused(bench.folder):
+        if not paused(bench.folder) and time.monotonic() < bench.until:
             raise
-        return Done(unit, stopped=True)
+        return Done(unit, None, time.process_time() - start, stopped=True)
     except Exception as problem:
         return failure(unit, problem, time.process_time() - start)
     return Done(unit, rows, time.process_time() - start, methods=bench.methods)
@@ -154,6 +160,7 @@ def run(
     waiting = [u for u in with_networks(units) if not u.network or not u.bench().trained(u.network)]
     untrained = {unit.network for unit in waiting if unit.network}
     failures: dict[str, Done] = {}
+    seconds: defaultdict[Unit, float] = defaultdict(float)  # of all parts of a unit
     running: dict[Future[Done], Unit] = {}
     with ENGINES[engine](units, workers, progress) as (submit, slots):
         while waiting or running:
@@ -170,11 +177,14 @@ def run(
                 return  # paused
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 done = _outcome(running.pop(future), future)
+                seconds[done.unit] += done.seconds
+                if done.stopped:
+                    waiting.insert(0, done.unit)
+                    continue
                 untrained.discard(done.unit.network)
                 if done.problem and done.unit.network:
                     failures[done.unit.network] = done
-                if not done.stopped:
-                    yield done
+                yield replace(done, seconds=seconds[done.unit])
 
 
 def _outcome(unit: Unit, future: Future[Done]) -> Done:

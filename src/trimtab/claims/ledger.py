@@ -24,14 +24,15 @@ from trimtab.claims.bench import Progress, locked
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Done, Unit
 from trimtab.claims.result import NOT_YET, Result, from_json, plain, to_json
-from trimtab.claims.scales import WAVE1
+from trimtab.claims.scales import WAVE1, scale_of
 from trimtab.io import atomic_write
 from trimtab.models.files import WEIGHTS
 from trimtab.train import write_text
 from trimtab.types import BadInput
 
 MOST_PUBLISHED = 60_000_000
-"""Limit of the published networks, in bytes; networks beyond it are trained again where they are needed."""
+"""Limit of the published networks in bytes, half of it for seeds other than 0; networks beyond it are trained
+again where they are needed."""
 PUBLISHED = ("recipe.yaml", "environment.json", "metrics.jsonl", "model.json", WEIGHTS)
 """The files of a published network."""
 FROZEN = "FROZEN"
@@ -106,7 +107,7 @@ def in_order(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> l
     rows: dict[Any, list[Claim]] = {}
     for claim in claims:
         rows.setdefault(row_of.get(claim.id, claim.id), []).append(claim)
-    planned = {claim.id: seeds or Result(claim, scale).planned for claim in claims}
+    planned = {claim.id: seeds or claim.planned(scale_of(scale, claim.paper)) for claim in claims}
     return [
         (claim, seed)
         for row in rows.values()
@@ -143,7 +144,8 @@ def publish_network(unit: Unit, out: Path) -> None:
     """
     shelf, source = networks(out, unit.scale), Path(unit.folder) / "networks" / unit.network
     sizes = [path.stat().st_size for path in shelf.rglob("*") if path.is_file()]
-    if sum(sizes) + (source / WEIGHTS).stat().st_size > MOST_PUBLISHED:
+    most = MOST_PUBLISHED if unit.seed == 0 else MOST_PUBLISHED // 2
+    if sum(sizes) + (source / WEIGHTS).stat().st_size > most:
         return
     for name in PUBLISHED:  # the weights last: they say that the network is there
         with atomic_write(shelf / unit.network / name) as part:

@@ -2,14 +2,15 @@
 
 A `Net` is one of the shipped recipes of the papers with some of its keys changed; a scale replaces its data,
 network and length. It may start from another `Net` and be trained on a `Made` set, one that was constructed
-with a third. Its key is a hash of all that: claims that use the same network share it.
+with a third. Some of its keys may be a `Choice`, made on held-out images. Its key is a hash of all that:
+claims that use the same network share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from trimtab.claims.scales import Scale
@@ -49,10 +50,18 @@ class Net:
     """What is measured after every epoch."""
     draw: int = 0
     """Selects other initial weights and batches than those of networks with the same seed."""
+    choice: Choice | None = None
+    """What of it is chosen on held-out images, before it is trained."""
+    first: bool = False
+    """Whether it is trained with seed 0 whatever the seed of the claim."""
 
     def at(self, scale: Scale, seed: int) -> Recipe:
-        """Return its recipe at a scale."""
-        return replace(_recipe(self, scale), seed=seed + 1000 * self.draw)
+        """Return its recipe at a scale; before a choice, if there is one."""
+        return replace(_recipe(self, scale), seed=(0 if self.first else seed) + 1000 * self.draw)
+
+    def chooses(self, scale: Scale) -> bool:
+        """Return whether a part of its recipe is chosen at a scale."""
+        return self.choice is not None and scale.name in self.choice.scales
 
     def key(self, scale: Scale, seed: int) -> str:
         """Return a hash of all that it depends on."""
@@ -62,22 +71,52 @@ class Net:
         """Return all that it depends on, as plain values; of its recipe what differs from the defaults."""
         if self.given and scale.name == "paper":
             return {"given": self.given}
-        return {
+        about = {
             "recipe": describe(self.at(scale, seed)),
             "start": self.start.about(scale, seed) if self.start else None,
             "data": self.data.about(scale, seed) if self.data else None,
             "watch": self.watch.__name__ if self.watch else None,
         } | ({"walked": scale.walked} if self.watch and scale.walked > 1 else {})
+        if self.choice is not None and self.chooses(scale):
+            about["choice"] = [net.about(scale, 0) for net in self.choice.candidates]
+            about["held out"] = self.choice.images
+        return about
 
-    def needs(self) -> Iterator[Net]:
-        """Yield the networks that must be trained before it, in order."""
+    def needs(self, scale: Scale) -> Iterator[Net]:
+        """Yield the networks that must be trained before it at a scale, in order."""
+        if self.choice is not None and self.chooses(scale):
+            yield from self.choice.candidates
         for before in (self.start, self.data.source if self.data else None):
             if before is not None:
-                yield from before.needs()
+                yield from before.needs(scale)
                 yield before
         if self.data is not None and self.data.of is not None:
-            yield from self.data.of.source.needs()
+            yield from self.data.of.source.needs(scale)
             yield self.data.of.source
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Changes that are chosen with one seed, by accuracy on training images that no network is trained on.
+
+    The paper's own scale does not choose: its recipes are as shipped.
+    """
+
+    net: Net
+    """The network with which they are tried."""
+    tried: tuple[Changes, ...]
+    """The alternatives; of equally accurate ones the first is chosen."""
+    images: int = 1000
+    """Number of held-out images: those after the training images."""
+    scales: tuple[str, ...] = ("smoke", "desk")
+    """Names of the scales at which it is made."""
+
+    @cached_property
+    def candidates(self) -> list[Net]:
+        """The networks among which it chooses."""
+        return [
+            replace(self.net, changes={**self.net.changes, **changes}, first=True) for changes in self.tried
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +141,7 @@ def closure(nets: Mapping[str, Net] | list[Net], scale: Scale, seed: int) -> dic
     """Return networks with all that they need, each once, in an order in which they can be trained."""
     by_key: dict[str, Net] = {}
     for net in nets.values() if isinstance(nets, Mapping) else nets:
-        for needed in (*net.needs(), net):
+        for needed in (*net.needs(scale), net):
             by_key.setdefault(needed.key(scale, seed), needed)
     return by_key
 

@@ -54,7 +54,6 @@ def publish(scale: str, out: Path) -> dict[str, Any]:
             "units": budget.units,
             "units done": budget.done,
             "core hours": round(budget.spent, 2),
-            "pending": {", ".join(row.ids): row.pending for row in WAVE1 if row.pending and scale == "desk"},
             "claims": claims,
         }
         ledger.replace_text(out / scale / "ledger.json", content)
@@ -79,7 +78,6 @@ def page(content: Mapping[str, Any]) -> str:
             '!!! warning "Unfinished"',
             f"    {content['units done']} of {content['units']} units (trained networks and measurements of "
             f"a claim and seed) are done. Verdicts with missing seeds are provisional.",
-            *(f"    Not started: {ids}. The setting lacks {why}." for ids, why in content["pending"].items()),
             "",
         ]
     lines += [f"Of {len(claims)} claims {len(ran)} were run: {counted}; {early} of them provisional. "]

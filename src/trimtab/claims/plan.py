@@ -2,7 +2,8 @@
 
 `detectable_before` takes the spread of the first edition (scale laptop in the same folder of results): where
 that effect is larger than half of the paper's, a setting is too small, which is known before any number.
-`budget` estimates a unit by what like units took, else by the planned hours of its row.
+`budget` estimates a unit by the longest of its like (a network that was chosen may be a copy, which takes
+nothing), else by the planned hours of its row.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from trimtab.claims import ledger, power
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Unit, with_networks
-from trimtab.claims.result import Result
-from trimtab.claims.scales import WAVE1
+from trimtab.claims.scales import WAVE1, scale_of
 from trimtab.claims.verdicts import Above
 
 FIRST = "laptop"
@@ -75,7 +74,7 @@ def budget(claims: Sequence[Claim], scale: str, out: Path, seeds: int | None = N
     spent, done = 0.0, 0
     for kind, all_seconds in units.items():
         known = [value for value in all_seconds if value is not None]
-        each = fmean(known) if known else planned.get(kind, math.nan)
+        each = max(known) if known else planned.get(kind, math.nan)
         left += [each] * (len(all_seconds) - len(known))
         spent, done = spent + sum(known), done + len(known)
     return Budget(done + len(left), done, spent / 3600, sum(left) / 3600)
@@ -90,10 +89,11 @@ def detectable_before(claim: Claim, scale: str, out: Path) -> dict[str, float]:
         out: Folder of the results, with those of the first edition.
     """
     rows = list(ledger.stored(out / FIRST / f"{claim.id}.json").get("rows", {}).values())
-    seeds, effects = Result(claim, scale).planned, {}
+    at, effects = scale_of(scale, claim.paper), {}
     for test in claim.tests:
         if isinstance(test, Above) and len(rows) > 1 and all({*test.names} <= row.keys() for row in rows):
             measured = test.judge(rows).detectable or math.nan
             std = measured / power.detectable(1.0, len(rows), test.level)
+            seeds = at.seeds if test.controlled else claim.planned(at)
             effects[str(test)] = power.detectable(std, seeds, test.level)
     return effects

@@ -58,14 +58,15 @@ class Result:
     @property
     def planned(self) -> int:
         """The number of seeds that the scale plans."""
-        at = scale_of(self.scale, self.claim.paper)
-        return at.headline if self.claim.headline else at.seeds
+        return self.claim.planned(scale_of(self.scale, self.claim.paper))
 
     @property
     def judgements(self) -> list[Judgement]:
         """The outcome of each test; none without rows."""
-        rows = [self.rows[seed] for seed in self.seeds]
-        return [test.judge(rows) for test in self.claim.tests] if rows else []
+        at, rows = scale_of(self.scale, self.claim.paper), self.rows
+        few = [rows[seed] for seed in self.seeds if seed < at.seeds]
+        every = [rows[seed] for seed in self.seeds]
+        return [test.judge(few if test.controlled else every) for test in self.claim.tests] if rows else []
 
     @property
     def unmet(self) -> list[str]:
@@ -148,6 +149,7 @@ def _part(judged: Judgement) -> dict[str, Any]:
         "effect": judged.mean,
         "interval": judged.interval and list(judged.interval),
         "level": judged.level,
+        "units": judged.units,
         "over": judged.over,
         "detectable effect": judged.detectable,
         "the paper's effect": judged.paper,
@@ -193,13 +195,13 @@ def from_json(claim: Claim, scale: str, content: Mapping[str, Any]) -> Result:
     methods = content.get("methods", {})
     if content.get("settings") != settings(claim, scale) or changed(methods):
         return Result(claim, scale, outdated=True)
-    required = {name for test in (*claim.tests, *claim.needs) for name in test.names}
+    at = scale_of(scale, claim.paper)
     rows: Rows = {}
     for seed, row in content["rows"].items():
         numbers = {name: math.nan if value is None else value for name, value in row.items()}
         outcomes = {name: unpack(text) for name, text in content["outcomes"].get(seed, {}).items()}
         rows[int(seed)] = numbers | outcomes
-    complete = {seed: row for seed, row in rows.items() if required <= row.keys()}
+    complete = {seed: row for seed, row in rows.items() if claim.tested(at, seed) <= row.keys()}
     failed = {int(seed): why for seed, why in content["failed"].items()}
     return Result(
         claim, scale, complete, failed, dict(methods), len(complete) < len(rows), str(content["cpu"])

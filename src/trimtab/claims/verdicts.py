@@ -106,6 +106,8 @@ class Above:
     """The paper's own reason why a setting smaller than its own is no test."""
     paper: float | None = None
     """The paper's own effect, high - low - by, in the same units."""
+    controlled: bool = False
+    """Whether a side is a control, which only the first seeds have (`Scale.seeds`)."""
     level: ClassVar[float] = 0.95
 
     def __str__(self) -> str:
@@ -138,6 +140,7 @@ class Close:
     margin: float
     exempt: str = ""
     """The paper's own reason why a setting smaller than its own is no test."""
+    controlled: ClassVar[bool] = False
     level: ClassVar[float] = 0.90
 
     def __str__(self) -> str:
@@ -239,7 +242,8 @@ def _judged(
             "seeds and images",
         )
     else:
-        mean, error, n, over = fmean(contrasts), _standard_error(contrasts), len(contrasts), "units"
+        mean = fmean(contrasts) if contrasts else math.nan
+        error, n, over = _standard_error(contrasts), len(contrasts), "units"
     known = n > 1 and math.isfinite(mean) and math.isfinite(error)
     p, detectable, interval = 1.0, None, None
     outcome, note = INCONCLUSIVE, ""

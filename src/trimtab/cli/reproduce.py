@@ -101,9 +101,15 @@ class Reproduce:
 
             def on_unit(done: Any, measured: int, total: int) -> None:
                 parts[:] = [measured, total]
+                at = f"{done.unit.id}, seed {done.unit.seed}"
                 if done.problem and not done.unit.network:
-                    problems[f"{done.unit.id}, seed {done.unit.seed},"] = done.problem
-                bar(measured, total, f"{done.unit.id}, seed {done.unit.seed}")
+                    problems[f"{at},"] = done.problem
+                early = [need.unmet([done.rows]) for need in done.unit.claim.needs] if done.rows else []
+                if done.unit.network and done.seconds and not done.refused:
+                    early.append(done.problem)  # of a network itself, not of what it starts from
+                for message in filter(None, early):
+                    console.err.print(f"{at}: {message}", markup=False)  # at once: the rest may be in vain
+                bar(measured, total, at)
 
             def on_progress(step: str, fraction: float) -> None:
                 bar(parts[0], parts[1], f"{step} {100 * fraction:.0f} %")
