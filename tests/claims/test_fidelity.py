@@ -132,3 +132,13 @@ def test_lig_11_expects_selu_to_be_higher():
 @pytest.mark.parametrize("method", [construct.features, construct.labels])
 def test_constructed_sets_cite_the_sections_that_define_them(method):
     assert "(LIGS), sections 4.2, B.3 and E\n" in method.__doc__
+
+
+def test_the_lig_students_and_fixup_are_trained_as_in_the_paper():
+    paper, laptop = scale_of("paper", "lig"), scale_of("laptop", "lig")
+    for name, net in lig.ON.items():
+        recipe = net.at(paper, 0)
+        assert recipe.model == "net:resnet18_cifar" + ",norm=none" * name.endswith("none")
+        assert (recipe.epochs, recipe.schedule.milestones) == (150, (50, 100))
+    fixup = lig.SHORTCUTS["Fixup"]
+    assert (fixup.at(paper, 0).optimizer.small_lr, fixup.at(laptop, 0).optimizer.small_lr) == (0.1, 1)

@@ -275,6 +275,25 @@ def test_advbn_images_hurt_more_than_their_reconstructions():
     assert found["AdvBN"] < found["reconstructed"]
 
 
+def test_the_radius_and_batches_of_advbn_images_are_options(capsys, saved):
+    made = {}
+    for name, words in {
+        "reconstructed": ("reconstructed",),
+        "none": ("AdvBN", "--eps", "0"),
+        "whole": ("AdvBN", "--step-size", "1/2"),
+        "parts": ("AdvBN", "--step-size", "1/2", "--batch", "4"),
+    }.items():
+        given = ("--split", "test", "--limit", "8", "--decoder", "64", "1", "--out", f"{name}.npz")
+        assert say(capsys, "construct", words[0], saved, *words[1:], *given)[0] == 0
+        made[name] = data.load(f"npz:{name}.npz", "test").take(torch.arange(8)).x
+    level = 1.01 / 255  # rounding to 8 bits
+    assert float((made["none"] - made["reconstructed"]).abs().max()) <= level
+    assert float((made["whole"] - made["reconstructed"]).abs().max()) > 5 * level
+    assert not torch.equal(made["whole"], made["parts"])
+    code, _, err = say(capsys, "construct", "AdvBN", saved, "--batch", "0")
+    assert (code, "--batch must be 1 or more" in err) == (2, True)
+
+
 def test_no_decoder_is_trained_for_a_name_that_is_taken(capsys, saved, monkeypatch):
     def trained(*_, **__):
         raise AssertionError("a decoder was trained")
@@ -486,3 +505,47 @@ def test_what_is_printed_names_images_mode_clipping_iterate_and_batch(capsys, sa
     assert as_json(capsys, *certify)["sigma 0.25"]["condition"]["clip"] is False
     assert "compared on images 0–7 of sample" in shown("repair", saved, *few, "--images", "16")
     assert as_json(capsys, "repair", saved, *few, "--images", "16")["compared_on"]["stop"] == 8
+
+
+def test_attacks_on_adapted_models_and_targeted_curves_are_added_to_a_suite(capsys, saved):
+    few = ("evaluate", saved, "--limit", "8")
+    added = ("--attack", "eot:2", "through-batch", "targeted:12", "--eps", "4/255")
+    card = as_json(capsys, *few, *added, "--bn-modes", "running", "batch")
+    rows = {(row["condition"].get("method"), row["bn_mode"]["kind"]): row for row in card["rows"]}
+    assert ("EOT", "per_batch") in rows
+    assert ("EOT", "running") not in rows
+    assert rows["ThroughBatch", "per_batch"]["iterate"] == "last iterate"
+    curve = rows["CurvePGD", "running"]
+    assert curve["condition"]["targeted"]
+    assert curve["condition"]["step_size"] == 1 / 255
+    assert [steps for steps, _ in curve["curve"]["points"]] == [10, 12]
+    for name in ("EOT", "ThroughBatch", "CurvePGD"):
+        assert rows[name, "per_batch"]["condition"]["budget"]["eps"] == 4 / 255
+    for attack, complaint in (("wind", "'wind' is not an attack"), ("eot:1.5", "eot:M takes a whole number")):
+        code, _, err = say(capsys, *few, "--attack", attack)
+        assert (code, complaint in err) == (2, True)
+    code, _, err = say(capsys, *few, "--attack", "through-batch")
+    assert code == 2  # the model as given does not adapt
+    assert "through the batch statistics" in err
+
+
+def test_statistics_are_shifted_in_several_numbers_of_groups(capsys, saved):
+    words = (
+        "analyze",
+        saved,
+        "--limit",
+        "16",
+        "--eps",
+        "0",
+        "0.1",
+        "--source",
+        "batch",
+        "--groups",
+        "1",
+        "4",
+    )
+    rows = as_json(capsys, *words)["tolerance"]
+    assert {row["groups"] for row in rows} == {1, 4}
+    code, out, _ = say(capsys, *words)
+    assert code == 0
+    assert out.count("Accuracy with shifted batch statistics") == 2

@@ -79,7 +79,8 @@ def standard(
         given = "".join(f",{key}={value}" for key, value in {**named, **arguments}.items())
         return (scale.network if family == "resnet" else VGG[scale.tables]) + given
 
-    return Net("lig-resnet50-paper", {"model": model}, watch=watch)
+    fixup = {"optimizer.small_lr": lambda s: 0.1 if s.name == "paper" else None} if norm == "fixup" else {}
+    return Net("lig-resnet50-paper", {"model": model, **fixup}, watch=watch)
 
 
 def tuned(**changes: Any) -> Net:
@@ -362,6 +363,8 @@ def regularizer(bench: Bench) -> dict[str, float]:
     return rows
 
 
+STUDENT = "net:resnet18_cifar"
+"""What the paper trains on constructed sets."""
 D_R, D_NR, D_RAND = Made("D_R", ADV_BN), Made("D_NR", BN), Made("D_rand", BN)
 D_CONFLICT = Made("D_conflict", BN, of=D_R)
 
@@ -378,7 +381,7 @@ def on(made: Made, norm: str = "bn", watch: Watch = ligs_over_training, **change
         **changes,
     }
     if norm != "bn":
-        more["model"] = lambda s: f"{s.network},norm={norm}"
+        more["model"] = lambda s: f"{STUDENT if s.name == 'paper' else s.network},norm={norm}"
     return Net("lig-constructed-paper", more, data=made, watch=watch, draw=1)
 
 

@@ -44,7 +44,7 @@ class Analyze:
     """Relative radii of statistics shifts."""
     source: Literal["running", "batch"] = "running"
     """Statistics that are shifted: the running ones, or those of each batch."""
-    groups: int = 1
+    groups: tuple[int, ...] = (1,)
     """With --source batch: groups of a batch with statistics of their own, as in APART's second pass."""
     batch_size: int = 256
     """Images per batch; the first batch gives the batch statistics and the loss along a step."""
@@ -57,8 +57,8 @@ class Analyze:
         from trimtab import data
         from trimtab.cli import console
 
-        if self.groups < 1 or (self.groups > 1 and self.source == "running"):
-            raise BadInput("--groups is a whole number from 1 on, and above 1 goes with --source batch")
+        if min(self.groups) < 1 or (max(self.groups) > 1 and self.source == "running"):
+            raise BadInput("--groups are whole numbers from 1 on, and above 1 go with --source batch")
         model = loaded(self.model, self.device, self.preprocessing)
         images = data.load(self.data, self.split, input=model.spec)
         batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
@@ -79,18 +79,19 @@ class Analyze:
         n, steerable = sum(len(batch.y) for batch in batches), norm.steerable(model)
         similarity = dict.fromkeys(measure.PROBES, measure.Average())
         tolerance: list[Any] = []
-        steps = [*product(measure.PROBES, batches), *(ATTACKS if steerable else ())]
+        steps = [*product(measure.PROBES, batches), *(product(self.groups, ATTACKS) if steerable else ())]
         with console.progress("analyzing") as update:
             for done, step in enumerate(steps):
                 update(done, len(steps))
-                if isinstance(step, tuple):
+                if isinstance(step[0], str):
                     probe, (x, y, ids) = step
                     values = measure.ligs(model, x, y, probe, seed=self.seed, ids=ids)
                     similarity[probe] += measure.Average.of(values)
                 else:
-                    equal = [batch for batch in batches if len(batch.y) % self.groups == 0]
+                    groups, attack = step
+                    equal = [batch for batch in batches if len(batch.y) % groups == 0]
                     tolerance += measure.tolerance(
-                        norm.steer(model), equal, self.eps, [step], self.source, self.groups, self.seed
+                        norm.steer(model), equal, self.eps, [attack], self.source, groups, self.seed
                     )
         x, y, _ = batches[0]
         return {
@@ -118,7 +119,8 @@ class Analyze:
             [[f"{value:.3f}" for value in results["ligs"].values()]],
         )
         if results["tolerance"]:
-            self._print_tolerance(results["tolerance"])
+            for groups in self.groups:
+                self._print_tolerance(results["tolerance"], groups)
             console.table(
                 f"A batch of {len(batches[0].y)} versus the running statistics, averaged over channels",
                 ["layer", "mean shift (running std)", "std ratio (batch / running)"],
@@ -137,14 +139,15 @@ class Analyze:
         if results["flags"]:
             console.flags(results["flags"])
 
-    def _print_tolerance(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _print_tolerance(self, every: Sequence[Mapping[str, Any]], n: int) -> None:
         from trimtab.cli import console
 
+        rows = [row for row in every if row["groups"] == n]
         attacks = list(dict.fromkeys(row["attack"] for row in rows))
         accuracy = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}
         table = [[name, *(console.percent(accuracy[name, eps]) for eps in self.eps)] for name in attacks]
         columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
-        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        groups = f", {n} groups" if n > 1 else ""
         batches = f", batches of {self.batch_size}" if self.source == "batch" else ""
         shown = f"Accuracy with shifted {self.source} statistics{batches}{groups}"
         console.table(f"{shown}; shifts of the first batch", columns, table, right=range(1, len(columns)))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import Count, Device, Json, Model, Place, Seed, Split, first, loaded
+from trimtab.cli.options import Count, Device, Json, Model, Number, Place, Seed, Split, first, loaded
 
 DECODED = ("AdvBN", "reconstructed")
 """Kinds whose images come from a decoder."""
@@ -35,6 +35,12 @@ class Construct:
     """Only the first N images."""
     steps: Count = None
     """Gradient steps; as in the papers 1000 for D_R and D_NR, 100 for the other D, 6 for AdvBN."""
+    eps: Number = 1.1
+    """AdvBN: radius of the relative change of every mean and std."""
+    step_size: Number = 0.2
+    """AdvBN: length of a step."""
+    batch: int = 32
+    """AdvBN: images that share a perturbation, in the order of the set."""
     cut: str = "layer1"
     """AdvBN: the module of the model after which the encoder ends."""
     decoder: tuple[int, int] = (5000, 6)
@@ -89,6 +95,8 @@ class Construct:
             raise BadInput(
                 f"--steps must be 1 or more, found {self.steps}; without a step images stay as they are"
             )
+        if self.batch < 1 or min(self.eps, self.step_size) < 0:
+            raise BadInput("--batch must be 1 or more, --eps and --step-size must not be negative")
         if min(self.decoder) < 1:
             raise BadInput(
                 f"--decoder takes training images and epochs, 1 or more of each; found {self.decoder[0]} and "
@@ -115,4 +123,7 @@ class Construct:
             auto = construct.trained_autoencoder(
                 model, self.cut, known, self._out.parent, epochs, self.seed, tell
             )
-        return construct.AdvBNImages(auto, identical=self.kind == "reconstructed", **steps)
+        control = self.kind == "reconstructed"
+        return construct.AdvBNImages(
+            auto, self.eps, step=self.step_size, identical=control, batch=self.batch, **steps
+        )

@@ -69,6 +69,12 @@ class Evaluate:
     batch[:RHO]: re-estimated on every batch
     frozen[:N]: re-estimated once on the first N images (default 256), corrupted as evaluated
     """
+    attack: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ATTACK ...")] = ()
+    """Attacks that are added to the suite, within --eps.
+    eot[:M]: PGD on the mean of M classifiers, re-adapted to noisy batches (default 10); for mode batch
+    through-batch: PGD with gradients through the statistics of the batch; for mode batch
+    targeted[:STEPS]: towards a random class in steps of 1/255, and the accuracy on the way (default 100)
+    """
     eps: str = "8/255"
     """Radius of l_inf attacks, in pixels."""
     eps_l2: str = "0.5"
@@ -99,6 +105,7 @@ class Evaluate:
         from trimtab import data, evaluate
         from trimtab.attacks import L2, Linf
         from trimtab.cli import console
+        from trimtab.evaluate.suites import suite_of
         from trimtab.types import BadInput
 
         if self.baseline is not None and self.suite != "corruptions":
@@ -110,17 +117,19 @@ class Evaluate:
         model = loaded(self.model, self.device, self.preprocessing)
         images = data.load(self.data, self.split, input=model.spec)
         baseline = self._baseline(images)
+        linf, l2 = Linf(self.eps), L2(self.eps_l2)
+        added = [named_attack(text, linf) for text in self.attack]
         card = run_with_progress(
             evaluate,
             model,
             images,
-            suite=self.suite,
+            suite=[*suite_of(self.suite, linf, l2), *added] if added else self.suite,
             store=self.store,
             limit=self.limit,
             seed=self.seed,
             bn_modes=[bn_mode(text) for text in self.bn_modes],
-            linf=Linf(self.eps),
-            l2=L2(self.eps_l2),
+            linf=linf,
+            l2=l2,
             batch_size=self.batch_size,
             chunk=self.chunk,
             keep_images=self.keep_images,
@@ -245,3 +254,25 @@ def bn_mode(text: str) -> Any:
     if kind == "frozen":
         return bn_modes.FrozenMode(images=whole(rest or "256", "frozen:IMAGES"))
     raise BadInput(f"{text!r} is not a BN mode; write one of {BN_MODES}")
+
+
+def named_attack(text: str, budget: Any) -> Any:
+    """Return the attack that the command line names.
+
+    Args:
+        text: The name, perhaps with a number.
+        budget: Its budget.
+    """
+    from trimtab.attacks import EOT, PGD, CurvePGD, ThroughBatch
+    from trimtab.types import BadInput
+
+    kind, _, rest = text.partition(":")
+    if kind == "eot":
+        return EOT(PGD(budget, steps=20), m=whole(rest or "10", "eot:M"))
+    if kind == "through-batch" and not rest:
+        return ThroughBatch(PGD(budget, steps=20))
+    if kind == "targeted":
+        steps = whole(rest or "100", "targeted:STEPS")
+        marks = (*(n for n in (10, 20, 100, 500) if n < steps), steps)
+        return CurvePGD(budget, steps=steps, step_size="1/255", targeted=True, marks=marks)
+    raise BadInput(f"{text!r} is not an attack; write eot:M, through-batch or targeted:STEPS")
