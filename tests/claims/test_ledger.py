@@ -83,7 +83,7 @@ def test_where_a_need_is_not_met_the_setting_is_too_weak_and_says_why(tmp_path, 
     result = run(invented(rows, needs=[Needs("b", 0.25)]), tmp_path, monkeypatch)
     assert {one.verdict for one in result.judgements} == {"reproduced"}
     assert result.verdict == "setting too weak"
-    assert result.note == "b is 0.100 (unit 0), 0.100 (unit 1), 0.100 (unit 2), needed is 0.25"
+    assert result.note == "b is 0.100 (unit 0), 0.100 (unit 1), 0.100 (unit 2), needed is at least 0.25"
     assert run(invented(rows, needs=[Needs("b", 0.1)]), tmp_path, monkeypatch).verdict == "reproduced"
     held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
     assert held["preconditions"] == ["b at least 0.1"]
@@ -390,6 +390,10 @@ def test_what_changed_after_numbers_were_seen_is_said(tmp_path, monkeypatch):
     place = tmp_path / "out" / "smoke"
     assert "Changed after numbers were seen: the margin was wrong." in (place / "ledger.md").read_text()
     (listed,) = json.loads((place / "ledger.json").read_text())["claims"]
+    assert "Out of reach" not in page.page(json.loads((place / "ledger.json").read_text()))
+    unreachable = {"claims": [listed | {"out of reach": "too small"}], "units": 1, "units done": 1}
+    text = page.page({"scale": "desk", "core hours": 1, **unreachable})
+    assert "Out of reach at this scale (too small): `trimtab reproduce MIX-4 --scale paper`." in text
     assert listed["changed after numbers were seen"] == "the margin was wrong"
     assert set(listed["tests"][0]) >= {"effect", "interval", "detectable effect", "the paper's effect"}
     assert listed["cpu"] == ledger.cpu_name()

@@ -159,10 +159,16 @@ def test_closeness_is_refuted_with_scipys_p_value():
 def test_a_precondition_holds_under_every_seed():
     need = Needs("a", 0.25)
     assert need.unmet(rows([0.25, 0.9], [0, 0])) == ""
-    assert need.unmet(rows([0.2, 0.9], [0, 0])) == "a is 0.200 (unit 0), needed is 0.25"
+    assert need.unmet(rows([0.2, 0.9], [0, 0])) == "a is 0.200 (unit 0), needed is at least 0.25"
     assert need.unmet(rows([0.9, math.nan], [0, 0]))
-    assert need.unmet_on_average(rows([0.2, 0.31], [0, 0])) == ""
-    assert need.unmet_on_average(rows([0.2, 0.29], [0, 0])) == "a is 0.245, needed is 0.25"
+    near = Needs("a", most=0.1)
+    assert near.unmet(rows([0.02, 0.1], [0, 0])) == ""
+    assert near.unmet(rows([0.02, 0.12], [0, 0])) == "a is 0.120 (unit 1), needed is at most 0.1"
+    assert [str(one) for one in (need, near, Needs("a", 0.1, 0.2))] == [
+        "a at least 0.25",
+        "a at most 0.1",
+        "a at least 0.1 and at most 0.2",
+    ]
 
 
 def test_a_test_that_asks_for_what_was_not_measured_says_so():

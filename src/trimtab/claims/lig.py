@@ -9,6 +9,7 @@ have none, as in the paper. Values over training are measured after every epoch.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,10 @@ VGG = {"smoke": "net:vgg11,width=4", "laptop": "net:vgg11,width=16", "paper": "n
 EPS = L2(0.25)
 LEAST = 0.25
 """Precondition: least accuracy of a trained network (chance: 0.1)."""
+LOST = 0.15
+"""Precondition: least accuracy that a static network loses to corruptions."""
+SIMILAR = 0.1
+"""Precondition: largest difference of the clean accuracies of networks whose robustness is compared."""
 WALKED = ("loss range", "gradient change", "beta")
 """What is measured of the loss landscape."""
 LARGEST = 1e6
@@ -93,6 +98,15 @@ ADV_BN = Net("lig-adversarial-paper", watch=over_training)
 ADV_NONE = Net("lig-adversarial-paper", {"model": lambda s: f"{s.network},norm=none"}, watch=over_training)
 
 
+UNEQUAL = "largest difference of clean accuracies"
+
+
+def largest_difference(rows: Mapping[str, float]) -> float:
+    """Return the largest difference of the clean accuracies among rows."""
+    clean = [float(value) for name, value in rows.items() if name.endswith(", clean")]
+    return max(clean) - min(clean)
+
+
 def pgd(bench: Bench) -> PGD:
     """Return the PGD attack of the paper, with the steps of the scale."""
     return PGD(EPS, steps=bench.scale.steps)
@@ -123,7 +137,11 @@ def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
         )
     ],
     networks=[standard(norm, family) for family in ("vgg", "resnet") for norm in ("bn", "none")],
-    needs=[Needs("VGG none, clean", LEAST), Needs("ResNet none, clean", LEAST)], headline=True,
+    needs=[
+        need for family in ("VGG", "ResNet")
+        for need in (Needs(f"{family} none, clean", LEAST), Needs(f"{family}, {UNEQUAL}", most=SIMILAR))
+    ],
+    headline=True, changed="a precondition was added",
 )  # fmt: skip
 def vulnerability(bench: Bench) -> dict[str, float]:
     """Measure clean and robust accuracy with and without BN."""
@@ -141,6 +159,8 @@ def vulnerability(bench: Bench) -> dict[str, float]:
             rows |= {
                 f"{family} {name}, {way}": bench.accuracy(model, attack) for way, attack in tried.items()
             }
+        of_family = {name: value for name, value in rows.items() if name.startswith(family)}
+        rows[f"{family}, {UNEQUAL}"] = largest_difference(of_family)
     return rows
 
 
@@ -153,7 +173,8 @@ def vulnerability(bench: Bench) -> dict[str, float]:
         *(Above(f"{name}, clean", "none, clean", effect=0.005) for name in ("IN", "LN", "GN")),
         *(Above(f"{name}, PGD", "IN, PGD") for name in ("BN", "LN", "GN")),
     ],
-    networks=[standard(norm) for norm in ("none", *NORMS.values())], needs=[Needs("none, clean", LEAST)],
+    networks=[standard(norm) for norm in ("none", *NORMS.values())],
+    needs=[Needs("none, clean", LEAST), Needs(UNEQUAL, most=SIMILAR)], changed="a precondition was added",
 )  # fmt: skip
 def other_norms(bench: Bench) -> dict[str, float]:
     """Measure clean and robust accuracy with each normalization."""
@@ -162,7 +183,7 @@ def other_norms(bench: Bench) -> dict[str, float]:
         model = bench.network(standard(norm))
         rows |= {f"{name}, clean": bench.accuracy(model), f"{name}, PGD": bench.accuracy(model, pgd(bench))}
         rows[f"{name}, CW"] = bench.accuracy(model, CW(EPS, steps=bench.scale.steps))
-    return rows
+    return rows | {UNEQUAL: largest_difference(rows)}
 
 
 @claim(
@@ -273,9 +294,10 @@ def transfer(bench: Bench) -> dict[str, float]:
         *(Above("none, gaussian", f"{name}, gaussian", effect=0.02) for name in NORMS),
         *(Above(f"none, {probe}", f"BN, {probe}", effect=0.02) for probe in ("uniform", "fgsm", "pgd")),
     ],
-    networks=[standard(norm) for norm in ("none", *NORMS.values())], needs=[Needs("none, clean", LEAST)],
-    headline=True,
-    changed="FGSM and PGD probes were clipped, and PGD started at random; the paper does neither",
+    networks=[standard(norm) for norm in ("none", *NORMS.values())],
+    needs=[Needs("none, clean", LEAST), Needs(UNEQUAL, most=SIMILAR)], headline=True,
+    changed="FGSM and PGD probes were clipped, and PGD started at random; the paper does neither; a "
+    "precondition was added",
 )  # fmt: skip
 def similarity(bench: Bench) -> dict[str, float]:
     """Measure LIGS with each normalization and probe."""
@@ -285,6 +307,19 @@ def similarity(bench: Bench) -> dict[str, float]:
         rows |= {f"{name}, {probe}": ligs(bench, net, probe) for probe in measure.PROBES}
         rows[f"{name}, after the first epoch"] = bench.history(net)[0]["ligs"]
         rows[f"{name}, clean"] = bench.accuracy(bench.network(net))
+    for name, norm in NORMS.items():
+        rows |= at_equal_accuracy(bench, name, norm)
+    return rows | {UNEQUAL: largest_difference(rows)}
+
+
+def at_equal_accuracy(bench: Bench, name: str, norm: str) -> dict[str, float]:
+    """Return LIGS with and without a norm at the epochs where both are as accurate as the worse one ends."""
+    histories = {"none": bench.history(NONE), name: bench.history(standard(norm))}
+    target = min(history[-1]["usefulness"] for history in histories.values())
+    rows: dict[str, float] = {}
+    for which, history in histories.items():
+        nearest = min(history, key=lambda epoch: abs(epoch["usefulness"] - target))
+        rows[f"{which}, LIGS where none and {name} are equally accurate"] = nearest["ligs"]
     return rows
 
 
@@ -586,6 +621,8 @@ def shortcuts(bench: Bench) -> dict[str, float]:
         Above("ResNet, adapted", "ResNet, static", paper=0.084),
     ],
     networks=[BN, standard("bn", "vgg")],
+    needs=[Needs(f"{name}, lost to corruptions", LOST) for name in ("VGG", "ResNet")],
+    changed="a precondition was added",
 )  # fmt: skip
 def adapted(bench: Bench) -> dict[str, float]:
     """Measure corruption errors of static and adapted standard networks."""
@@ -595,6 +632,7 @@ def adapted(bench: Bench) -> dict[str, float]:
             errors = corruption.errors(bench, bench.network(net), state)
             rows[f"{name}, {way}"] = 1 - corruption.mean_error(errors)
             rows[f"{name}, {way}, clean"] = 1 - errors["clean"]
+        rows[f"{name}, lost to corruptions"] = rows[f"{name}, static, clean"] - rows[f"{name}, static"]
     return rows
 
 

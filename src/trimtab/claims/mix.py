@@ -265,6 +265,7 @@ MEMORY = 19
         Above("fraction of channels whose adversarial mean is larger", 0.5, effect=0.05),
     ],
     networks=[MBN], needs=[Needs("MBN adv, robust", LEARNED.least)], version=2,
+    changed="a precondition was added",
 )  # fmt: skip
 def branch_statistics(bench: Bench) -> dict[str, float]:
     """Measure differences of the branches in stds of the clean branch, averaged over all channels.
@@ -336,7 +337,7 @@ def group_norm(bench: Bench) -> dict[str, float]:
             "means, worst tenth of channels, beyond sampling noise",
         ),
     ],
-    networks=[ADV, CLEAN], needs=[LEARNED], version=3,
+    networks=[ADV, CLEAN], needs=[LEARNED], version=3, changed="a precondition was added",
 )  # fmt: skip
 def batch_against_running(bench: Bench) -> dict[str, float]:
     """Measure batch against running statistics on adversarial training batches, with a clean control."""
@@ -435,7 +436,8 @@ PAPER_GAINS = {"adv only": 0.03, "MBN": 0.016, "MBN + ALP": 0.028}
     tests=[Above(f"{name}, gain", 0.0, paper=PAPER_GAINS.get(name)) for name in POLICY],
     networks=lambda s: [net for plain, running, _ in policies(s).values() for net in (plain, running)],
     headline=True, needs=[LEARNED], version=2,
-    changed="both policies continue one checkpoint at 1 % of the peak rate; they were runs of their own",
+    changed="both policies continue one checkpoint at 1 % of the peak rate; they were runs of their own; a "
+    "precondition was added",
 )  # fmt: skip
 def running_statistics(bench: Bench) -> dict[str, float]:
     """Measure the gain of running statistics in the last epochs of training."""
@@ -478,7 +480,8 @@ ALL_TO_CLEAN = Net("mix-bn-finetune-paper", {**ALIKE, "norm.only": False}, start
         Needs("all weights tuned to adversarial, robust", LEARNED.least),
         Needs("all weights tuned to clean, gain", 0.05),
     ], version=2,
-    changed="robustness counted from chance (0.1) up; the floor is what the clean network keeps",
+    changed="robustness counted from chance (0.1) up; the floor is what the clean network keeps; a "
+    "precondition was added",
 )  # fmt: skip
 def tuned_norms(bench: Bench) -> dict[str, float]:
     """Measure fine-tuning of BN layers only.

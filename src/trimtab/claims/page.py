@@ -12,7 +12,7 @@ from typing import Any
 from trimtab.claims import ledger, plan
 from trimtab.claims.claim import everything
 from trimtab.claims.result import summary
-from trimtab.claims.scales import WAVE1, scale_of
+from trimtab.claims.scales import OUT_OF_REACH, WAVE1, scale_of
 from trimtab.claims.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, TOO_WEAK
 
 HEAD = """A claim is tested by rules that were fixed before any measurement. *Reproduced*: the 95 % interval
@@ -47,6 +47,7 @@ def publish(scale: str, out: Path) -> dict[str, Any]:
             summary(ledger.read(claim, scale, out))
             | {"minutes": round(sum(seconds.get(claim.id, {}).values()) / 60, 1)}
             | {"detectable before the run": plan.detectable_before(claim, scale, out)}
+            | {"out of reach": OUT_OF_REACH.get(claim.id, "") if scale == "desk" else ""}
             for claim in everything().values()
         ]
         content = {
@@ -115,6 +116,9 @@ def _section(entry: Entry) -> list[str]:
         lines += ["", f"Changed after numbers were seen: {entry['changed after numbers were seen']}."]
     if entry["reason"]:
         lines += ["", f"{entry['reason'][0].upper()}{entry['reason'][1:]}."]
+    if entry["out of reach"]:
+        command = f"`trimtab reproduce {entry['id']} --scale paper`"
+        lines += ["", f"Out of reach at this scale ({entry['out of reach']}): {command}."]
     exceptions = dict.fromkeys(part["the paper's exception"] for part in entry["tests"])
     if any(exceptions) and entry["scale"] != "paper":
         lines += [

@@ -227,3 +227,10 @@ WAVE1 = (
     Row(("APA-2", "APA-5", "APA-6"), 4),
 )
 """The desk's first wave, headlines first."""
+_FAILING = "it needs mixed training to lose its robustness, which the paper does not expect on CIFAR-10"
+OUT_OF_REACH = {
+    "MIX-2": _FAILING,
+    "MIX-14": f"first part: {_FAILING}",
+    "LIG-3": "FGSM looks robust only on networks of full width that are fitted to zero loss",
+}
+"""Claims that no setting of two cores can test, with the reason; the paper's scale can."""

@@ -170,15 +170,22 @@ Test = Above | Close
 
 @dataclass(frozen=True)
 class Needs:
-    """A precondition: the row `name` is at least `least` under every seed (of images: on average)."""
+    """A precondition: the row `name` is at least `least` and at most `most` under every seed."""
 
     name: str
     """A row."""
-    least: float
+    least: float = -math.inf
     """Its lower bound."""
+    most: float = math.inf
+    """Its upper bound."""
 
     def __str__(self) -> str:
-        return f"{self.name} at least {self.least:g}"
+        return f"{self.name} {self._bound}"
+
+    @property
+    def _bound(self) -> str:
+        bounds = (("at least", self.least), ("at most", self.most))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if math.isfinite(bound))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,16 +195,13 @@ class Needs:
     def unmet(self, rows: Sequence[Row]) -> str:
         """Return a message with the units that do not meet the precondition; "" if all do."""
         values = [float(_value(row, self.name)) for row in rows]
-        short = [(number, value) for number, value in enumerate(values) if not value >= self.least]
-        if not short:
+        outside = [
+            (number, value) for number, value in enumerate(values) if not self.least <= value <= self.most
+        ]
+        if not outside:
             return ""
-        seeds = ", ".join(f"{value:.3f} (unit {number})" for number, value in short)
-        return f"{self.name} is {seeds}, needed is {self.least:g}"
-
-    def unmet_on_average(self, rows: Sequence[Row]) -> str:
-        """Return a message if the mean over all units, which are images, does not meet it; "" if it does."""
-        average = fmean(float(_value(row, self.name)) for row in rows)
-        return "" if average >= self.least else f"{self.name} is {average:.3f}, needed is {self.least:g}"
+        seeds = ", ".join(f"{value:.3f} (unit {number})" for number, value in outside)
+        return f"{self.name} is {seeds}, needed is {self._bound}"
 
 
 def ordered(*names: str, by: float = 0.0, effect: float = 0.01) -> list[Test]:

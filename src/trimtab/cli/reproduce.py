@@ -108,7 +108,8 @@ class Reproduce:
                 if done.unit.network and done.seconds and not done.refused:
                     early.append(done.problem)  # of a network itself, not of what it starts from
                 for message in filter(None, early):
-                    console.err.print(f"{at}: {message}", markup=False)  # at once: the rest may be in vain
+                    # At once: the rest may be in vain.
+                    console.err.print(f"{at}: {message}", markup=False, soft_wrap=True)
                 bar(measured, total, at)
 
             def on_progress(step: str, fraction: float) -> None:
