@@ -198,6 +198,10 @@ def test_details_open_by_keyboard(browser: Any, one: Path) -> None:
 def test_the_page_fits_a_phone(browser: Any, name: str, request: pytest.FixtureRequest) -> None:
     opened(browser, request.getfixturevalue(name), width=375)
     assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 375
+    wide = "return [...document.querySelectorAll('.scores')].filter(t => t.scrollWidth > 375).length"
+    assert browser.execute_script(wide) == 0  # scorecards are read without scrolling sideways
+    labels = "return [...document.querySelectorAll('.scores td')].map(cell => cell.dataset.label)"
+    assert all(browser.execute_script(labels))
     small = "return Math.min(...[...document.querySelectorAll('.plot svg')].map(s => s.clientWidth))"
     assert browser.execute_script(small) > 250
 

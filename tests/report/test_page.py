@@ -15,6 +15,8 @@ from trimtab.evaluate import BranchMode, Flag
 from trimtab.evaluate.records import OtherRecord
 from trimtab.models import build
 from trimtab.report import Extras, page, pictures
+from trimtab.report.page import _share_colors
+from trimtab.report.plots import PALETTE
 from trimtab.types import BadInput
 
 NASTY = """</script><script>window.broken=1</script><img src=x onerror="window.broken=2">&amp;'"{{7*7}}"""
@@ -160,3 +162,15 @@ def test_advice_is_open_and_the_measured_branch_is_named(tmp_path: Path) -> None
         "b has the branches main and adv; a BN mode that names no branch was measured on main." in scorecard
     )
     assert "a has the branches" not in scorecard
+
+
+def test_a_series_has_one_color_in_every_chart_of_a_page() -> None:
+    def scale(*names: str) -> dict[str, list[str]]:
+        return {"domain": list(names), "range": list(PALETTE[: len(names)])}
+
+    first, second = {"layer": [{"scale": scale("a", "b")}]}, {"layer": [{"scale": scale("c", "a")}]}
+    crowded = {"scale": scale(*"defghij")}
+    _share_colors([first, second, crowded])
+    assert first["layer"][0]["scale"]["range"] == [PALETTE[0], PALETTE[1]]
+    assert second["layer"][0]["scale"]["range"] == [PALETTE[2], PALETTE[0]]
+    assert len(set(crowded["scale"]["range"])) == 7

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STANDARD, NOISY, RECIPE = "zoo:sample-standard", "zoo:sample-noise", "sample-mixture"
 EPS, SIGMA = "8/255", 0.25
 USUAL = "standard training"
-BEFORE, MAIN, ADV = "before", "after, main branch", "after, adversarial branch"
+BEFORE, MAIN, ADV = "before", "after (main branch)", "after (adversarial branch)"
 QUICK = {"data.images": 256, "epochs": 1, "objective.attack.steps": 2}
 """What a quick demo changes of the recipe."""
 

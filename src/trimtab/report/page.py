@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from trimtab.report.advice import Advice, advice
 from trimtab.report.charts import charts
 from trimtab.report.panel import Panel
 from trimtab.report.pictures import Gallery
-from trimtab.report.plots import Chart
+from trimtab.report.plots import PALETTE, SHAPES, Chart
 from trimtab.types import BadInput, listed
 
 MOST = 8
@@ -97,6 +97,7 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
     )
     environment.filters |= {"percent": tables.percent, "points": tables.points, "data_uri": _data_uri}
     drawn = [_figure(chart) for chart in (*charts(cards, extras.batch_sizes), *extras.charts)]
+    _share_colors([figure["spec"] for figure in drawn])
     scripts = [Markup(environment.get_template("script.js").render())]
     if extras.panels:
         scripts.append(Markup(environment.get_template("panel.js").render()))
@@ -195,6 +196,34 @@ def _figure(chart: Chart) -> dict[str, Any]:
         "header": header,
         "rows": [[row.get(key, "") for key in header] for row in rows],
     }
+
+
+def _share_colors(specs: Sequence[dict[str, Any]]) -> None:
+    """Give a series the same color and shape in every chart of a page, as long as there are enough."""
+    number: dict[str, int] = {}
+    for spec in specs:
+        scales = list(_scales(spec))
+        series = list(dict.fromkeys(name for scale in scales for name in scale["domain"]))
+        for name in series:
+            number.setdefault(name, len(number))
+        places = [number[name] % len(PALETTE) for name in series]
+        if len(set(places)) < len(series):
+            continue  # two would look the same: this chart keeps its own
+        at = dict(zip(series, places, strict=True))
+        for scale in scales:
+            kinds = PALETTE if scale["range"][0] in PALETTE else SHAPES
+            scale["range"] = [kinds[at[name]] for name in scale["domain"]]
+
+
+def _scales(value: Any) -> Iterator[dict[str, Any]]:
+    """All scales of a specification that assign colors or shapes to names."""
+    if isinstance(value, dict):
+        if "domain" in value and isinstance(value.get("range"), list):
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _scales(item)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -23,12 +23,16 @@ Series: TypeAlias = Mapping[str, Mapping[float, Point]]
 """Points over x, by what the legend calls them."""
 Chart: TypeAlias = "alt.Chart | alt.LayerChart"
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
+PALETTE = ("#0072B2", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D31", "#7B4EA3", "#7F7F7F", "#D55E00")
+"""Green and red are left to better and worse; the last is a series only where seven do not suffice."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
 WIDTH, HEIGHT = 520, 260
 ACCURACY = "accuracy (%)"
-_TWO_LINES = "split(datum.label, ', ')"
-"""Long names break at their commas: a phone would cut them, and two might then read the same."""
+_TWO_LINES = (
+    "indexof(datum.label, ', ') < 0 ? datum.label : [slice(datum.label, 0, indexof(datum.label, ', ')), "
+    "slice(datum.label, indexof(datum.label, ', ') + 2)]"
+)
+"""Long names break at their first comma: a phone would cut them, and two might then read the same."""
 
 
 def iteration_curve(series: Series, title: str = "Accuracy over the attack's iterations") -> Chart:
@@ -160,7 +164,7 @@ def overview(groups: Mapping[str, Mapping[str, Point]], title: str = "All condit
     ]
     conditions = len({row["condition"] for row in rows})
     about = "Points of accuracy with 95 % intervals, one line per condition, one color per legend entry."
-    base = _base(rows, title, about, height=max(120, conditions * (28 + 4 * len(groups)))).encode(
+    base = _base(rows, title, about, height=max(120, conditions * (32 + 4 * len(groups)))).encode(
         y=alt.Y("condition:N", title=None, sort=None, axis=alt.Axis(grid=True, labelExpr=_TWO_LINES)),
         yOffset=alt.YOffset("series:N", sort=list(groups)),
         tooltip=_tooltip("condition:N"),
