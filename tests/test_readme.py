@@ -15,6 +15,9 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
 
 
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")  # Lightning's own code
+@pytest.mark.filterwarnings("ignore:The .train_dataloader. does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
