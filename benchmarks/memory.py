@@ -1,6 +1,6 @@
 """Peak memory of each command, and of streaming an image folder that does not fit.
 
-    python benchmarks/memory.py [--only NAME] [--files 100000]
+    python -m benchmarks.memory [--only NAME] [--files 100000]       writes docs/results/memory.json
 
 Each command is a process of its own on CIFAR-10-sized images, with the memory that the system says it had
 at its highest (ru_maxrss). The number of images hardly matters, so few are taken. `folder` makes so many
@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
+import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+OUT = Path(__file__).parents[1] / "docs" / "results" / "memory.json"
 NET = "net:resnet20"
 COMMANDS = {
     "audit": ["audit", NET, "--data", "cifar10"],
     "evaluate": ["evaluate", NET, "--data", "cifar10", "--limit", "256"],
     "adapt": ["adapt", NET, "--data", "cifar10", "--limit", "256", "--sigma", "0.1"],
     "certify": ["certify", NET, "--data", "cifar10", "--limit", "4", "--n", "1000"],
-    "lens": ["lens", NET, "--data", "cifar10", "--limit", "256"],
+    "analyze": ["analyze", NET, "--data", "cifar10", "--limit", "256"],
     "construct": ["construct", "D_rand", NET, "--data", "cifar10", "--limit", "256", "--steps", "2"],
     "train": ["train", "standard-laptop", "--epochs", "1", "--data.images", "2048", "--out", "run"],
     "report": ["runs"],
@@ -68,23 +72,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", help=", ".join([*COMMANDS, "folder"]))
     parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    print("| command | peak MB |\n|---|---|", flush=True)
+    rows = []
     for name, words in COMMANDS.items():
         if asked.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                code, megabytes, _ = peak([sys.executable, "-m", "trimtab", *words], folder)
-            ended = "" if code == 0 else f" (exit code {code})"
-            print(f"| `trimtab {' '.join(words)}`{ended} | {megabytes:.0f} |", flush=True)
-    if asked.only in (None, "folder"):
-        for files in (asked.files // 10, asked.files):
-            with tempfile.TemporaryDirectory() as folder:
-                fill(Path(folder), files)
-                code, megabytes, seconds = peak([sys.executable, "-c", READ, folder, str(files)], "/")
-            ended = "" if code == 0 else f" (exit code {code})"
-            print(f"| {files:,} files, read at 64x64{ended} | {megabytes:.0f} |", flush=True)
-            print(f"{files} files took {seconds:.0f} s", file=sys.stderr)
+                rows.append(row(f"`trimtab {' '.join(words)}`", ["-m", "trimtab", *words], folder))
+    for files in (asked.files // 10, asked.files) if asked.only in (None, "folder") else ():
+        with tempfile.TemporaryDirectory() as folder:
+            fill(Path(folder), files)
+            rows.append(row(f"{files:,} files, read at 64x64", ["-c", READ, folder, str(files)], "/"))
+    about = {"command": "python -m benchmarks.memory", "python": platform.python_version(), "rows": rows}
+    asked.out.write_text(json.dumps(about, indent=1) + "\n")
+
+
+def row(what: str, words: list[str], folder: str) -> dict[str, Any]:
+    """The peak of a Python process in a folder; one that fails ends the measurement."""
+    code, megabytes, seconds = peak([sys.executable, *words], folder)
+    if code:
+        sys.exit(f"{what} ended with {code}")
+    print(f"{what}: {megabytes:.0f} MB, {seconds:.0f} s", flush=True)
+    return {"what": what, "megabytes": round(megabytes), "seconds": round(seconds, 1)}
 
 
 if __name__ == "__main__":

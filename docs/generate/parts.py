@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import blocks, charts, diagrams, figure, speed
+from docs.generate import blocks, charts, diagrams, figure, speed, tables
 from docs.generate import claims as ledger
 from docs.generate.claims import PAPERS, VERDICTS
 
@@ -23,17 +23,13 @@ CAUTION = {
 def caption() -> str:
     """Return the caption of the README's first figure."""
     stored = figure.read()
+    wide = tables.widest([row["correct"] / stored["images"] for row in stored["rows"]], stored["images"])
     return (
         f"*`{stored['network']}` on the first {stored['images']:,} test images of CIFAR-10, batches of "
-        f"{stored['batch']}; 95 % intervals are within \N{PLUS-MINUS SIGN}{_widest(stored):.1f} points. "
-        f"The image is the first that static statistics get wrong and adapted ones right. "
+        f"{stored['batch']}; 95 % intervals are within \N{PLUS-MINUS SIGN}{wide:.1f} points. "
+        "The image is the first that is misclassified with static statistics only. "
         f"`{stored['command']}`*"
     )
-
-
-def _widest(stored: dict) -> float:
-    n = stored["images"]
-    return max(196 * (p * (1 - p) / n) ** 0.5 for p in (row["correct"] / n for row in stored["rows"]))
 
 
 def evidence() -> str:
@@ -68,7 +64,7 @@ def evidence() -> str:
 def speed_source() -> str:
     """Return the sentence under the chart of speed."""
     _, source = speed.bars()
-    what = "PGD steps per second over the same steps in plain PyTorch; lines are quartiles over rounds"
+    what = "PGD steps per second relative to plain PyTorch; lines are quartiles over rounds"
     return f"*{what}. {source}.*"
 
 
@@ -76,10 +72,18 @@ PARTS: dict[str, Callable[[], str]] = {
     "figure-caption": caption,
     "evidence": evidence,
     "speed-source": speed_source,
+    "cost": tables.cost,
+    "memory": tables.memory,
+    "hours": tables.hours,
+    "gallery-networks": tables.gallery_networks,
+    "gallery-spectra": tables.gallery_spectra,
+    "gallery-advbn": tables.gallery_advbn,
+    "gallery-features": tables.gallery_features,
 }
 """Every generated part by its name in the markers."""
 
-PAGES = [ROOT / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "gallery.md", ROOT / "docs" / "howto" / "scaling.md"]
+"""Pages with generated parts."""
 
 
 def files() -> dict[Path, str]:
