@@ -23,7 +23,7 @@ svg.tt { --fg: #f0f6fc; --soft: #9198a1; --grid: #3d444d; --a: #3bc9db; --b: #ff
 </style>"""
 
 
-def svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
+def svg(width: int, height: int, title: str, parts: Iterable[str], crops: Sequence[str] = ()) -> str:
     """Return an SVG file.
 
     Args:
@@ -31,10 +31,12 @@ def svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
         height: Height in pixels.
         title: What the chart shows, for readers who do not see it.
         parts: The elements.
+        crops: View boxes of its parts, which a phone shows one below the other.
     """
+    narrow = f' data-crops="{"|".join(crops)}"' if crops else ""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tt" viewBox="0 0 {width} {height}" width="{width}" '
-        f'role="img" aria-label="{escape(title)}">'
+        f'role="img" aria-label="{escape(title)}"{narrow}>'
     )
     return "\n".join([head, STYLE, *parts, "</svg>"]) + "\n"
 
@@ -88,7 +90,8 @@ def accuracy(stored: dict[str, Any]) -> str:
         text(left, 236, f"static: {example['static']} \N{MULTIPLICATION SIGN}"),
         text(left, 259, f"adapted: {example['adapted']} \N{CHECK MARK}", "bold"),
     ]
-    return svg(830, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts)
+    crops = ("0 0 330 290", "330 0 330 290", "660 30 170 245")
+    return svg(830, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts, crops)
 
 
 def speed(bars: Sequence[Bar]) -> str:
@@ -98,14 +101,14 @@ def speed(bars: Sequence[Bar]) -> str:
         bars: The ratios.
     """
     groups = list(dict.fromkeys(bar.group for bar in bars))
-    left, scale, y = 270, 460 / max(2.5, *(bar.high for bar in bars)), 40.0
+    left, scale, y = 10, 370 / max(2.5, *(bar.high for bar in bars)), 44.0
     parts = []
     for kind, label, x in (("a", "folded, channels-last", left), ("b", "and bfloat16 gradients", left + 190)):
         parts += [f'<rect class="f{kind}" x="{x}" y="8" width="12" height="12"/>', text(x + 18, 19, label)]
     for group in groups:
-        mine = [bar for bar in bars if bar.group == group]
-        parts.append(text(left - 10, y + 9 * len(mine) + 4, group.replace(";", ","), "end"))
-        for bar in mine:
+        parts.append(text(left, y + 10, group.replace(";", ",")))
+        y += 17
+        for bar in (bar for bar in bars if bar.group == group):
             kind = "b" if "bfloat16" in bar.label else "a"
             parts.append(
                 f'<rect class="f{kind}" x="{left}" y="{y:g}" width="{bar.ratio * scale:.1f}" height="14"/>'
@@ -119,7 +122,7 @@ def speed(bars: Sequence[Bar]) -> str:
     one = left + scale
     parts.insert(0, f'<line class="grid" x1="{one:.1f}" x2="{one:.1f}" y1="28" y2="{y:g}"/>')
     parts.append(text(one, y + 16, "plain PyTorch = 1x", "soft middle"))
-    return svg(800, int(y) + 26, "Speed of PGD over plain PyTorch on published networks", parts)
+    return svg(450, int(y) + 26, "Speed of PGD over plain PyTorch on published networks", parts)
 
 
 # ---- HTML for the pages: it reflows on a phone -----------------------------------------------------------

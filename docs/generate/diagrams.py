@@ -67,23 +67,24 @@ def knobs() -> str:
     parts += [box(350, 188, 122, 48, ["running", "statistics"]), box(520, 196, 122, 32, ["update"], "a")]
     parts += [arrow(411, 166, 411, 186), arrow(520, 212, 474, 212)]
     parts.append(text(654, 217, "whether they are updated", "soft"))
-    return svg(830, 250, "Five knobs of a batch-norm layer: branch, groups, source, shift and update", parts)
+    title = "Five knobs of a batch-norm layer: branch, groups, source, shift and update"
+    return svg(830, 250, title, parts, crops=("0 0 496 250", "496 0 334 250"))
 
 
 def apart() -> str:
     """Return one step of APART."""
     parts = [
-        box(10, 20, 150, 60, ["pass 1", "M images, shift 0"]),
-        arrow(160, 50, 208, 50),
-        box(210, 20, 190, 60, ["gradients", "of weights and of shifts"]),
-        arrow(400, 50, 448, 50),
-        box(450, 20, 170, 60, ["shift", "eps times the sign"], "a"),
-        arrow(535, 80, 535, 118),
-        box(440, 120, 190, 60, ["pass 2", "N images in n groups"]),
-        arrow(440, 150, 402, 150),
-        box(210, 120, 190, 60, ["weighted mean", "of both gradients"]),
-        arrow(305, 80, 305, 118),
-        arrow(210, 150, 162, 150),
-        box(10, 120, 150, 60, ["optimizer", "step"]),
+        box(10, 10, 190, 56, ["pass 1", "M images, shift 0"]),
+        arrow(105, 66, 105, 96),
+        box(10, 98, 190, 56, ["gradients", "of weights and of shifts"]),
+        arrow(200, 126, 248, 126),
+        box(250, 98, 180, 56, ["shift", "eps times the sign"], "a"),
+        arrow(340, 154, 340, 184),
+        box(250, 186, 180, 56, ["pass 2", "N images in n groups"]),
+        arrow(250, 214, 202, 214),
+        arrow(105, 154, 105, 184),
+        box(10, 186, 190, 56, ["weighted mean", "of both gradients"]),
+        arrow(105, 242, 105, 272),
+        box(10, 274, 190, 56, ["optimizer", "step"]),
     ]
-    return svg(640, 200, "One APART step: two passes, the second under shifted statistics", parts)
+    return svg(440, 340, "One APART step: two passes, the second under shifted statistics", parts)

@@ -68,8 +68,24 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
     def chart(match: re.Match[str]) -> str:
         picture = (ROOT / "docs" / "pictures" / match.group(1)).read_text()
-        return f'<span class="tt-figure">{picture}</span>' if 'class="tt"' in picture else match.group(0)
+        return figure(picture) if 'class="tt"' in picture else match.group(0)
 
     html = re.sub(r'<img[^>]* src="(?:\.\./)*pictures/([\w-]+\.svg)"[^>]*>', chart, html)
     equations = r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>'
     return re.sub(equations, equation, html, flags=re.S)
+
+
+def figure(picture: str) -> str:
+    """Return an SVG chart for a page: whole, and for a phone the parts that it names, one below the other."""
+    crops = re.search(r' data-crops="([^"]+)"', picture)
+    if not crops:
+        return f'<span class="tt-figure">{picture}</span>'
+    picture = picture.replace(crops.group(0), "")
+    parts = []
+    for box in crops.group(1).split("|"):
+        width = f'viewBox="{box}" width="{box.split()[2]}"'
+        parts.append(re.sub(r'viewBox="[^"]+" width="[^"]+"', width, picture, count=1))
+    return (
+        f'<span class="tt-figure tt-wide">{picture}</span>'
+        f'<span class="tt-figure tt-narrow">{"".join(parts)}</span>'
+    )
