@@ -102,8 +102,8 @@ REFUSED = {
     "a name of ours": (("audit", "resnet18_cifr"), ("such as net:resnet18_cifar",)),
     "a baseline for nothing": (("evaluate", SAMPLE, "--baseline", "foo"), ("--baseline", "corruptions")),
     "a baseline that is nowhere": (
-        ("evaluate", SAMPLE, "--suite", "corruptions", "--baseline", "alexnet"),
-        ("'alexnet'", "`runs`"),
+        ("evaluate", SAMPLE, "--suite", "corruptions", "--baseline", "resnet"),
+        ("'resnet'", "`runs`"),
     ),
     "no processes": (("evaluate", SAMPLE, "--processes", "0"), ("processes", "found 0")),
     "negative processes": (("evaluate", SAMPLE, "--processes", "-2"), ("processes", "found -2")),

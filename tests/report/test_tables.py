@@ -119,6 +119,6 @@ def test_further_figures_are_listed_and_curves_are_not() -> None:
 
 
 def test_images_and_coupled_batches_are_named() -> None:
-    assert tables.images(card()) == "first 1,000 images of sample, coupled batches of 256"
+    assert card().measured_on == "first 1,000 images of sample, coupled batches of 256"
     alone = replace(card(), rows=tuple(r for r in card().rows if r.bn_mode == RUNNING))
-    assert tables.images(alone) == "first 1,000 images of sample"
+    assert alone.measured_on == "first 1,000 images of sample"

@@ -97,7 +97,6 @@ class Certify:
 
     def _print(self, cards: Mapping[str, Card]) -> None:
         from trimtab.cli import console
-        from trimtab.report.tables import images
 
         first_rows = {sigma: card.rows[0] for sigma, card in cards.items()}
         curves = {sigma: dict(row.curve.points) if row.curve else {} for sigma, row in first_rows.items()}
@@ -113,7 +112,7 @@ class Certify:
         ]
         card, row = next((card, card.rows[0]) for card in cards.values())
         how = f"unclipped noise, {self.n:,} samples, alpha {self.alpha:g}, BN mode {row.bn_mode}"
-        title = f"{self.model}, {images(card)}: certified accuracy by l2 radius, {how}"
+        title = f"{self.model}, {card.measured_on}: certified accuracy by l2 radius, {how}"
         if self.adapt:
             sources = dict.fromkeys(str(card.provenance["statistics"]) for card in cards.values())
             title += f"; statistics {', '.join(sources)}"

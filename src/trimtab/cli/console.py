@@ -74,7 +74,6 @@ def accuracy(value: float, interval: tuple[float, float]) -> str:
 
 def scorecard(card: Card) -> None:
     """Print the accuracy under every condition, a column for each BN mode; then the trust card."""
-    from trimtab.report.tables import images
 
     modes = list(dict.fromkeys(row.bn_mode for row in card.rows))
     by_cell = {(row.condition, row.seed, row.bn_mode): row for row in card.rows}
@@ -83,7 +82,7 @@ def scorecard(card: Card) -> None:
         for condition, seed in dict.fromkeys((row.condition, row.seed) for row in card.rows)
     ]
     table(
-        f"{card.model}, {images(card)}: accuracy in % (LIGS: a cosine) and its 95 % interval",
+        f"{card.model}, {card.measured_on}: accuracy in % (LIGS: a cosine) and its 95 % interval",
         ["condition", *map(str, modes)],
         rows,
         right=range(1, 1 + len(modes)),

@@ -91,8 +91,12 @@ class Evaluate:
     """Where results are kept."""
     html: Place = None
     """Write the report page here."""
+    corrupted: Text = None
+    """For corruptions: published files to take in place of corrupting --data on the fly, as imagenet-c:PATH,
+    cifar10-c:PATH or cifar100-c:PATH; --data are the clean images that they were made from."""
     baseline: Text = None
-    """For corruptions: the id of a run on the same images; mCE divides by its errors."""
+    """For corruptions: the id of a run on the same images; mCE divides by its errors. With imagenet-c files
+    also alexnet, as in the literature."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
     force: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -108,8 +112,9 @@ class Evaluate:
         from trimtab.evaluate.suites import suite_of
         from trimtab.types import BadInput
 
-        if self.baseline is not None and self.suite != "corruptions":
-            raise BadInput(f"--baseline goes with --suite corruptions; {self.suite} does not use it")
+        for option in ("baseline", "corrupted"):
+            if getattr(self, option) is not None and self.suite != "corruptions":
+                raise BadInput(f"--{option} goes with --suite corruptions; {self.suite} does not use it")
         if self.html is not None:
             from trimtab.report.page import require_folder
 
@@ -119,11 +124,18 @@ class Evaluate:
         baseline = self._baseline(images)
         linf, l2 = Linf(self.eps), L2(self.eps_l2)
         added = [named_attack(text, linf) for text in self.attack]
+        suite: Any = self.suite
+        if self.corrupted is not None:
+            from trimtab.evaluate.published import published
+
+            suite = [*published(self.corrupted), *added]
+        elif added:
+            suite = [*suite_of(self.suite, linf, l2), *added]
         card = run_with_progress(
             evaluate,
             model,
             images,
-            suite=[*suite_of(self.suite, linf, l2), *added] if added else self.suite,
+            suite=suite,
             store=self.store,
             limit=self.limit,
             seed=self.seed,
@@ -157,18 +169,28 @@ class Evaluate:
         from trimtab import evaluate
         from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
         from trimtab.evaluate.corruption import baseline_of
+        from trimtab.measure.corruption_error import ALEXNET
         from trimtab.types import BadInput
 
         if self.baseline is None:
             return None
+        if self.baseline == "alexnet":
+            if not (self.corrupted or "").startswith("imagenet-c:"):
+                raise BadInput(
+                    "--baseline alexnet is of the published files: give --corrupted imagenet-c:PATH"
+                )
+            return ALEXNET
         card = evaluate.find(self.baseline, self.store).card
         summary = baseline_of(card)
-        if missing := [
-            name for name in (*CORRUPTIONS, *EXTRA_CORRUPTIONS) if name not in summary.mean_errors
-        ]:
+        needed = (*CORRUPTIONS, *(() if self.corrupted else EXTRA_CORRUPTIONS))
+        if missing := [name for name in needed if name not in summary.mean_errors]:
             raise BadInput(
                 f"the run {self.baseline!r} has no error for {missing[0]}; take one of --suite corruptions"
             )
+        of_files = {getattr(row.condition, "published", None) for row in card.rows} - {None}
+        if of_files != {self.corrupted is not None}:
+            made = "on the fly" if self.corrupted else "as published files"
+            raise BadInput(f"the corrupted images of the run {self.baseline!r} were made {made}, here not")
         n = len(first(images, self.limit))
         if card.provenance.get("data") != images.digest or card.rows[0].n != n:
             raise BadInput(
@@ -180,17 +202,20 @@ class Evaluate:
     def _corruptions(self, card: Card, baseline: Baseline | None) -> None:
         from trimtab.cli import console
         from trimtab.evaluate.corruption import corruption_errors
-        from trimtab.report.tables import images
 
         modes = list(dict.fromkeys(row.bn_mode for row in card.rows))
         summaries = [corruption_errors(card, mode, baseline) for mode in modes]
+        names = {name: name.replace("_", " ") for name in summaries[0].errors}
+        if self.corrupted is None and "frost" in names:
+            names["frost"] = "frost (grown ice)"
         rows = [
-            [
-                "frost (grown ice)" if name == "frost" else name.replace("_", " "),
-                *(console.percent(summary.mean_errors[name]) for summary in summaries),
-            ]
-            for name in summaries[0].errors
+            [title, *(console.percent(summary.mean_errors[name]) for summary in summaries)]
+            for name, title in names.items()
         ]
+        if len(modes) == 1:
+            for row, name in zip(rows, names, strict=True):
+                ce = [f"{100 * summaries[0].ce[name]:.1f}"] if baseline else []
+                row += [*ce, *map(console.percent, summaries[0].errors[name])]
         rows += [["clean", *(console.percent(summary.clean) for summary in summaries)]]
         rows += [["mean of the fifteen", *(console.percent(summary.mean_error) for summary in summaries)]]
         rows += [["gap to clean", *(console.percent(summary.gap) for summary in summaries)]]
@@ -198,8 +223,12 @@ class Evaluate:
             rows += [["mCE", *(f"{100 * summary.mce:.1f}" for summary in summaries)]]
             rows += [["relative mCE", *(f"{100 * summary.relative_mce:.1f}" for summary in summaries)]]
         against = f", mCE relative to {baseline.name}" if baseline else ""
-        title = f"{card.model}, {images(card)}: error by corruption, mean of five severities{against}"
-        console.table(title, ["corruption", *map(str, modes)], rows, right=range(1, 9))
+        title = f"{card.model}, {card.measured_on}: error by corruption, mean of five severities{against}"
+        columns = ["corruption", *map(str, modes)]
+        if len(modes) == 1:
+            columns = ["corruption", "mean", *(["CE"] if baseline else [])]
+            columns += [f"severity {n}" for n in range(1, 6)]
+        console.table(title, columns, rows, right=range(1, 9))
         console.flags(card.flags)
 
 
@@ -213,6 +242,7 @@ def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
         "baseline": baseline.name,
         "mce": {mode: summary.mce for mode, summary in summaries.items()},
         "relative_mce": {mode: summary.relative_mce for mode, summary in summaries.items()},
+        "ce": {mode: summary.ce for mode, summary in summaries.items()},
     }
 
 

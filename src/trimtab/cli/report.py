@@ -70,14 +70,13 @@ class Runs:
 def _compare(chosen: list[StoredRun]) -> None:
     from trimtab import evaluate
     from trimtab.cli import console
-    from trimtab.report.tables import images
 
     rows = [
         [str(condition), str(mode), str(seed), *(console.cell(row) for row in by_run)]
         for (condition, mode, seed), by_run in evaluate.compare(chosen).items()
     ]
     columns = ["condition", "BN mode", "seed", *(f"{run.id[:8]} {run.card.model}" for run in chosen)]
-    measured_on = dict.fromkeys(images(run.card) for run in chosen)
+    measured_on = dict.fromkeys(run.card.measured_on for run in chosen)
     console.table(f"Measured on {'; '.join(measured_on)}", columns, rows, right=range(2, 12))
     if differences := evaluate.unlike([run.card for run in chosen]):
         console.out.print(f"Not comparable: these were measured {differences}.", markup=False)

@@ -2,7 +2,7 @@
 
 driver       run: a suite, and the trust card over it      suites       what quick, standard and full hold
 conditions   what is done to the images (analysis,         bn_modes     which statistics normalize
-             certified)
+             certified, published)
 cells        what determines a result, and its key         engine       cells in chunks, over processes
                                                                         (chunks, collective)
 store        where results are kept                        format1      reads old cards

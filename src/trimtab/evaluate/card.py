@@ -17,7 +17,7 @@ from trimtab.evaluate.records import (
     Measure,
 )
 from trimtab.io import digest
-from trimtab.types import BadInput, html_table
+from trimtab.types import BadInput, html_table, listed
 
 FORMAT = 2
 """Of cards and stores: 2 has typed rows."""
@@ -99,6 +99,18 @@ class Card:
     def trusted(self) -> bool:
         """Whether no flag was raised."""
         return not self.flags
+
+    @property
+    def measured_on(self) -> str:
+        """The images, and the batch where it matters, as text."""
+        ranges = dict.fromkeys((row.images.data, row.images.start, row.images.stop) for row in self.rows)
+        sets = [
+            f"{'first ' if start == 0 else ''}{stop - start:,} images of {data}"
+            + (f" from {start:,}" if start else "")
+            for data, start, stop in ranges
+        ] or [f"no images of {self.data}"]
+        sizes = sorted({row.batch_size for row in self.rows if row.batch_size})
+        return listed(sets) + (f", coupled batches of {listed(sizes)}" if sizes else "")
 
     @property
     def without_early_stopping(self) -> list[Row]:

@@ -50,12 +50,15 @@ class CorruptionRecord:
     """From 1 to 5."""
     ice: Literal["grown", "official"] | None = None
     """Of frost: generated textures, or the official photographs."""
+    published: bool = False
+    """Whether the images are published files; else they were corrupted on the fly."""
     kind: Literal["corruption"] = "corruption"
 
     @property
     def title(self) -> str:
         """The corruption without its severity."""
-        return self.name.replace("_", " ") + (f" ({self.ice} ice)" if self.ice else "")
+        where = "published" if self.published else self.ice and f"{self.ice} ice"
+        return self.name.replace("_", " ") + (f" ({where})" if where else "")
 
     def __str__(self) -> str:
         return f"{self.title}, severity {self.severity}"

@@ -111,7 +111,7 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         tiles=[_tiles(card) for card in cards],
         unlike=unlike(cards),
         references=[tables.bn_modes(card)[0] for card in cards],
-        measured_on=[tables.images(card) for card in cards],
+        measured_on=[card.measured_on for card in cards],
         flags_in=sentences.flags_in,
         advised=[_advised(name, card, extras) for name, card in zip(tables.names(cards), cards, strict=True)],
         grids=[tables.grid(card) for card in cards],

@@ -21,7 +21,6 @@ from trimtab.data.corruptions import EXTRA_CORRUPTIONS
 from trimtab.evaluate import Card, Row, RunningMode
 from trimtab.evaluate.bn_modes import BNModeRecord
 from trimtab.evaluate.records import AttackRecord, ConditionRecord, CorruptionRecord
-from trimtab.types import listed
 
 REFERENCE = RunningMode()
 """The BN mode that the others are compared with, where it was measured."""
@@ -192,20 +191,7 @@ def scorecard(card: Card) -> Table:
     summary = short(grid(card))
     rows = tuple((line.name, *(str(cell or "") for cell in line.cells)) for line in summary.lines)
     header = ("accuracy, or the named measure (95 % interval)", *summary.columns)
-    return Table(f"{card.model}, {images(card)}", header, rows)
-
-
-def images(card: Card) -> str:
-    """Name the images of a card, and the batch where it matters."""
-    ranges = dict.fromkeys((row.images.data, row.images.start, row.images.stop) for row in card.rows)
-    sets = [
-        f"{'first ' if start == 0 else ''}{stop - start:,} images of {data}"
-        + (f" from {start:,}" if start else "")
-        for data, start, stop in ranges
-    ] or [f"no images of {card.data}"]
-    sizes = sorted({row.batch_size for row in card.rows if row.batch_size})
-    batches = f", coupled batches of {listed(sizes)}" if sizes else ""
-    return listed(sets) + batches
+    return Table(f"{card.model}, {card.measured_on}", header, rows)
 
 
 def figures(card: Card) -> Table:
