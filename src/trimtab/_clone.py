@@ -1,43 +1,34 @@
-"""Copies of networks: as `copy.deepcopy` makes them, several times faster, or with shared parameters.
-
-`copy.deepcopy` takes a millisecond for every five modules, most of it for the dozen empty dictionaries that
-each module has for hooks. Here modules are copied attribute by attribute; only values go through `deepcopy`.
-"""
+"""Copies of networks, with their own parameters or with shared ones, and what a trace leaves behind."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
-_COPY_METHODS = ("__new__", "__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
-_CONTAINERS = (dict, OrderedDict, list, set)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @torch.no_grad()  # else copies of scripted parameters keep a graph to the originals
-def fast_deepcopy(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return `copy.deepcopy(net, memo)`, several times faster."""
+def deep_clone(net: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return `copy.deepcopy(net, memo)`, also of a network on which a forward pass left tensors with a graph.
+
+    `copy.deepcopy` refuses those; the copy gets their values.
+    """
     memo = {} if memo is None else memo
-    modules = list(net.modules())
-    types = {kind for kind in {type(module) for module in modules} if _copies_by_attribute(kind)}
-    plain = [module for module in modules if type(module) in types and not module._compiled_call_impl]
-    for module in plain:
-        memo[id(module)] = type(module).__new__(type(module))
-    for module in reversed(plain):  # inner modules first: a module with its own way to copy may read them
-        vars(memo[id(module)]).update({name: _copy(value, memo) for name, value in vars(module).items()})
+    for value in _tensors([vars(module) for module in net.modules()], set()):
+        if not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
     return copy.deepcopy(net, memo)
 
 
 def shallow_clone(net: nn.Module) -> nn.Module:
     """Return a copy that shares the parameters; everything else is its own."""
-    return fast_deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
+    return deep_clone(net, {id(parameter): parameter for parameter in net.parameters()})
 
 
 @contextmanager
@@ -76,25 +67,11 @@ def is_plain(module: nn.Module) -> bool:
     return not has_hooks(module) and not hasattr(module, "parametrizations")
 
 
-def _copies_by_attribute(kind: type) -> bool:
-    """Whether modules of a class leave copying to torch and Python, which copy attribute by attribute."""
-    owners = [next((base for base in kind.__mro__ if name in vars(base)), object) for name in _COPY_METHODS]
-    return all(owner is object or owner.__module__.startswith("torch.nn.modules.") for owner in owners)
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    if type(value) in _CONTAINERS and not value:  # most attributes of a module
-        return memo.setdefault(id(value), type(value)())
-    if isinstance(value, _IMMUTABLE):
-        return value
-    if isinstance(value, torch.Tensor) and not value.is_leaf:  # stored by a pass: deepcopy refuses it
-        return memo.setdefault(id(value), value.detach().clone())
-    if type(value) is tuple:
-        return tuple(_copy(item, memo) for item in value)
-    if type(value) in (dict, OrderedDict) and id(value) not in memo:
-        mapping = memo[id(value)] = type(value)()
-        mapping.update((copy.deepcopy(name, memo), _copy(item, memo)) for name, item in value.items())
-    if type(value) is list and id(value) not in memo:  # several modules may hold the same list
-        items = memo[id(value)] = []
-        items.extend(_copy(item, memo) for item in value)
-    return copy.deepcopy(value, memo)
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor in nested containers, which may hold themselves."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item, seen)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import models, norm
-from trimtab._accel import accelerate, accelerate_unchecked
+from trimtab._accel import accelerate
 from trimtab.attacks import PGD, Linf, guard
 
 X = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -174,16 +174,6 @@ def test_a_copy_that_its_passes_change_is_built_anew() -> None:
     with torch.no_grad():
         first, again = (accelerated(model)(X) for _ in range(2))
     assert torch.equal(first, again)
-
-
-def test_a_copy_that_was_not_checked_is_not_given_to_who_wants_it_checked() -> None:
-    model = fresh()
-    with guard(model):
-        unchecked = accelerate_unchecked(model, X)
-        assert accelerate_unchecked(model, X) is unchecked
-        checked = accelerate(model, X)
-        assert checked is not unchecked
-        assert accelerate_unchecked(model, X) is checked
 
 
 def test_images_of_another_size_get_another_copy() -> None:

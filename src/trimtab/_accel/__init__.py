@@ -5,7 +5,7 @@ channels_last   the memory layout in which convolutions on a CPU are fastest
 thread_pool     threads that share torch's cores
 """
 
-from trimtab._accel.accelerate import accelerate, accelerate_unchecked, channels_last
+from trimtab._accel.accelerate import accelerate, channels_last
 from trimtab._accel.threads import thread_pool
 
-__all__ = ["accelerate", "accelerate_unchecked", "channels_last", "thread_pool"]
+__all__ = ["accelerate", "channels_last", "thread_pool"]

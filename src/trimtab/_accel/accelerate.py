@@ -45,10 +45,6 @@ class _Entry:
     """An accelerated copy, and what it is valid for."""
 
     net: nn.Module
-    checked: bool
-    """Whether it was compared with its model when it was built."""
-    fixed: bool
-    """Whether every norm layer of the model is a constant map."""
     of_model: Signature
     of_net: Signature
 
@@ -64,35 +60,15 @@ def accelerate(model: nn.Module, x: Tensor, logits: Tensor | None = None) -> nn.
         x: Images (N, ...): their size is taken into account, and the folding is checked on the first few.
         logits: What the model returns for the first few, if that is already known.
     """
-    net = _accelerated(model, x, logits, check=True)
-    assert net is not None  # only unchecked copies are refused
-    return net
-
-
-def accelerate_unchecked(model: nn.Module, x: Tensor) -> nn.Module | None:
-    """Return a probable equivalent, which the caller must compare with the model on its own images.
-
-    None for a model with a norm layer that is not a constant map: comparing a few images proves little there.
-    """
-    return _accelerated(model, x, None, check=False)
-
-
-def _accelerated(model: nn.Module, x: Tensor, logits: Tensor | None, check: bool) -> nn.Module | None:
-    signature: Signature | None
     try:
         signature = [*_signature(model), tuple(x.shape[1:]), str(x.device)]
     except _NotComparable:
-        signature = None
-    entry = None if signature is None else _entries.get(model)
-    valid = signature is not None and entry is not None and _valid(entry, signature)
-    if entry is not None and valid and (entry.checked if check else entry.fixed):
+        return _build(model, x, logits)
+    entry = _entries.get(model)
+    if entry is not None and _valid(entry, signature):
         return entry.net
-    fixed = norm.is_fixed(model)
-    if not (check or fixed):
-        return None
-    net = _build(model, x, logits, check)
-    if signature is not None:
-        _remember(model, signature, net, check, fixed)
+    net = _build(model, x, logits)
+    _remember(model, signature, net)
     return net
 
 
@@ -103,23 +79,20 @@ def channels_last(net: nn.Module) -> nn.Module:
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _build(model: nn.Module, x: Tensor, logits: Tensor | None, check: bool) -> nn.Module:
-    example = x[: _CHECKED if logits is None else len(logits)] if check else None
-    net = norm.fold(model, example, logits)
+def _build(model: nn.Module, x: Tensor, logits: Tensor | None) -> nn.Module:
+    net = norm.fold(model, x[: _CHECKED if logits is None else len(logits)], logits)
     if type(net) is Pixels and x.dim() == 4:  # one inside another network may be given other sizes
         net.normalize.spread(*x.shape[2:])
     return channels_last(net)
 
 
-def _remember(model: nn.Module, signature: Signature, net: nn.Module, checked: bool, fixed: bool) -> None:
+def _remember(model: nn.Module, signature: Signature, net: nn.Module) -> None:
     _entries.pop(model, None)
     modules = {id(module) for module in model.modules()}
     if any(map(modules.__contains__, map(id, net.modules()))):  # an entry must not keep its model alive
         return
     try:
-        _entries[model] = _Entry(
-            net, checked, fixed, _snapshot(signature), _snapshot(_signature(net, copy=True))
-        )
+        _entries[model] = _Entry(net, _snapshot(signature), _snapshot(_signature(net, copy=True)))
     except _NotComparable:
         return
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import norm
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab._mode import evaluation_mode
 from trimtab.adapt.per_batch import Adapting
 from trimtab.norm.sensors import image_moments
@@ -69,7 +69,7 @@ class Router(Adapting):
             raise BadInput(f'a router chooses per "image" or per "batch", found {per!r}')
         require_usable(model)
         self.per, self.blend = per, blend
-        self.model = norm.steer(fast_deepcopy(model)).eval()
+        self.model = norm.steer(deep_clone(model)).eval()
         for name, pack in (packs or {}).items():
             if name not in norm.branches(self.model):
                 norm.add_branch(self.model, name)

@@ -17,18 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, rng
-from trimtab._accel import accelerate, accelerate_unchecked
+from trimtab._accel import accelerate
 from trimtab.attacks.geometry import distance
 from trimtab.attacks.precision import Bf16Gradients, CastTo, require_bf16_copy
 from trimtab.runtime import (
     check_call,
     check_labels,
     couples_batch,
-    declares_coupling,
     guard,
     require_bfloat16,
     require_usable,
-    same_in_other_batch,
     unwrap,
 )
 from trimtab.types import BadInput, Budget, html_table
@@ -265,21 +263,13 @@ def retry_survivors(
 
 
 def prepare(model: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, bool, int]:
-    """Return the fastest equivalent of a guarded model, whether it couples a batch, and how many classes.
+    """Return the network to attack, whether it couples a batch, and its number of classes.
 
-    One comparison is usually enough: if the accelerated network returns the model's logits for an image in
-    another batch, then folding changed nothing and the batch does not matter. Narrow formats round too much.
+    A guarded model that couples its batch is attacked as it is, any other as its accelerated equivalent.
     """
     logits = check_labels(model, x, y)
-    classes = logits.shape[1]
-    exact = logits.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-    if exact and len(x) > 1 and not declares_coupling(model):
-        net = accelerate_unchecked(model, x)
-        if net is not None and same_in_other_batch(net, x, logits):
-            return net, False, classes
-    if couples_batch(model, x, logits):
-        return model, True, classes
-    return accelerate(model, x, logits), False, classes
+    coupled = couples_batch(model, x, logits)
+    return model if coupled else accelerate(model, x, logits), coupled, logits.shape[1]
 
 
 def refuse_stream(model: nn.Module) -> None:

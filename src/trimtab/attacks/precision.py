@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab.types import BadInput
 
 
@@ -40,7 +40,7 @@ class Bf16Gradients(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.copy = CastTo(fast_deepcopy(net).to(torch.bfloat16), torch.bfloat16)
+        self.copy = CastTo(deep_clone(net).to(torch.bfloat16), torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x: the copy's where a gradient is recorded, else the network's."""

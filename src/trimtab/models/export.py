@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trimtab import norm
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab.io import atomic_write
 from trimtab.models.hub import to_timm
 from trimtab.models.pixels import Pixels, wrap
@@ -76,12 +76,12 @@ def export(
         ]
         if missing:
             raise BadInput(f"exporting to ONNX needs {missing[0]}: pip install 'trimtab[onnx]'")
-    pixels = wrap(norm.steer(fast_deepcopy(model)).cpu().float().eval())
+    pixels = wrap(norm.steer(deep_clone(model)).cpu().float().eval())
     net: nn.Module = norm.release(pixels, branch)
     names: list[str] = []
     example: Statistics = []
     if statistics_as_inputs:
-        if not norm.layers(norm.steer(fast_deepcopy(pixels))):
+        if not norm.layers(norm.steer(deep_clone(pixels))):
             raise BadInput("this model has no batch-norm layer whose statistics could be inputs")
         net = StatisticsAsInputs(pixels)
         names, example = list(net.example), list(net.example.values())
@@ -96,7 +96,7 @@ def export(
 
 def _to_stock(model: nn.Module, path: Path, branch: str) -> Path:
     """Write a branch as the plain state dict of the network without its pixel wrapper."""
-    released = norm.release(norm.steer(fast_deepcopy(model)), branch)
+    released = norm.release(norm.steer(deep_clone(model)), branch)
     net = released.net if isinstance(released, Pixels) else released
     state = {key: value.detach().cpu().contiguous().clone() for key, value in net.state_dict().items()}
     with atomic_write(path) as part:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from trimtab import norm
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab._mode import evaluation_mode
 from trimtab.io import atomic_write, reading
 from trimtab.models.architectures import extra, first_line
@@ -108,7 +108,7 @@ def to_timm(
         architecture: its name in timm; what the model was loaded as if not given.
     """
     timm = extra("timm")
-    pixels = wrap(norm.release(norm.steer(fast_deepcopy(innermost(model))), branch))
+    pixels = wrap(norm.release(norm.steer(deep_clone(innermost(model))), branch))
     source, arguments = _made_as(pixels, architecture)
     if not timm.is_model(source):
         raise BadInput(f"{source} is no architecture of timm, so timm could not load it; name one that it is")

@@ -27,7 +27,7 @@ from typing import Any
 
 from trimtab.norm.audit import Audit, audit
 from trimtab.norm.distance import compare, divergence
-from trimtab.norm.fold import fold, is_fixed
+from trimtab.norm.fold import fold
 from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
 from trimtab.norm.merge import averaging_error, merge

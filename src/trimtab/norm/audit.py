@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab.norm._kernels.moments import moments, pool
 from trimtab.norm.layer import Steered
 from trimtab.norm.setting import MAIN, Moments
@@ -242,7 +242,7 @@ def _channels(layer: Any) -> int:
 @torch.no_grad()
 def _moments_on(model: nn.Module, batches: Iterable[Any]) -> dict[str, Moments]:
     """The moments of what each batch-norm layer receives, the network as it is in eval mode."""
-    probe = fast_deepcopy(model).eval()
+    probe = deep_clone(model).eval()
     seen: dict[str, list[Moments]] = {}
 
     def watch(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from trimtab._clone import fast_deepcopy, is_plain
+from trimtab._clone import deep_clone, is_plain
 from trimtab._trace import Tracer
 from trimtab.norm.layer import Steered, after, understood
 from trimtab.norm.moments import widest
@@ -57,11 +57,6 @@ def fold(model: nn.Module, example: Tensor | None = None, logits: Tensor | None 
     if example is None or logits is None or _agree(copy, example, logits):
         return copy
     return _frozen_copy(model)
-
-
-def is_fixed(model: nn.Module) -> bool:
-    """Return whether every norm layer of a model in eval mode is a constant map, independent of the batch."""
-    return all(_is_fixed(module) for module in model.modules() if is_batch_norm(module))
 
 
 def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
@@ -176,7 +171,7 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:
-    frozen = fast_deepcopy(model)
+    frozen = deep_clone(model)
     for layer, original in zip(layers(frozen).values(), layers(model).values(), strict=True):
         # A copy starts neutral; this one, and copies of it, keep the model's setting, unobserved.
         layer.rest = layer.setting = original.setting._replace(observe=None)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab.norm.packs import pack
 from trimtab.norm.surgery import release, steer
 
@@ -25,8 +25,8 @@ class StatisticsAsInputs(nn.Module):
 
     def __init__(self, model: nn.Module, branch: str = "main") -> None:
         super().__init__()
-        self.model = release(steer(fast_deepcopy(model)), branch).eval()
-        self.example = pack(steer(fast_deepcopy(self.model))).tensors
+        self.model = release(steer(deep_clone(model)), branch).eval()
+        self.example = pack(steer(deep_clone(self.model))).tensors
         """The statistics of `branch`, by name (see `Pack.tensors`): the order of the inputs."""
         self._keys = [_state_key(name) for name in self.example]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._bfloat16 import require_usable
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab._mode import evaluation_mode
 from trimtab.norm._kernels.moments import pool
 from trimtab.norm.moments import blend
@@ -144,7 +144,7 @@ def set_statistics(
 
 def clone(model: nn.Module) -> nn.Module:
     """Return a copy that keeps the active branch: it stays active in the copy until `thaw`."""
-    copy = fast_deepcopy(model)
+    copy = deep_clone(model)
     for layer, original in zip(layers(copy).values(), layers(model).values(), strict=True):
         layer.rest = layer.setting = original.rest._replace(branch=original.setting.branch)
     return copy

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab._clone import fast_deepcopy
+from trimtab._clone import deep_clone
 from trimtab.norm.layer import Branch, Holder, Steered, start, steered_class, understood
 from trimtab.norm.setting import MAIN
 from trimtab.norm.steering import at_rest, layers, steered_layers
@@ -87,7 +87,7 @@ def extract_branch(model: nn.Module) -> nn.Module:
 
     If that is not "main", the copy has no other branch.
     """
-    copy, branch = steer(fast_deepcopy(model)), active_branch(model)
+    copy, branch = steer(deep_clone(model)), active_branch(model)
     return copy if branch == MAIN else steer(release(copy, branch))
 
 

@@ -21,12 +21,11 @@ from trimtab.runtime.inputs import (
     declares_coupling,
     is_misclassified,
     require_logits,
-    same_in_other_batch,
 )
 from trimtab.runtime.oom import call_in_parts, is_out_of_memory, retry_halved
 
 __all__ = [
     "PROBE", "call_in_parts", "check_call", "check_classes", "check_images", "check_labels", "check_pairs",
     "couples_batch", "declares_coupling", "guard", "is_misclassified", "is_out_of_memory", "require_bfloat16",
-    "require_logits", "require_usable", "retry_halved", "same_in_other_batch", "unwrap",
+    "require_logits", "require_usable", "retry_halved", "unwrap",
 ]  # fmt: skip
