@@ -117,8 +117,7 @@ class TargetedAPGD(Attack):
 
     def run(self, task: AttackTask) -> Outcome:
         """Run Auto-PGD towards each target, on the images that are still classified correctly."""
-        with torch.no_grad():
-            ranked = task.net(task.x).scatter(1, task.y[:, None], -torch.inf).argsort(1, descending=True)
+        ranked = ranked_classes(task)
         outcome = judge_clean(task)
         classes = ranked.shape[1]
         for rank in range(min(self.targets, classes - 1)):
@@ -132,6 +131,12 @@ class TargetedAPGD(Attack):
 
             outcome = ascend(task, outcome, target_loss, self.budget, self.steps, 16 + rank)
         return outcome
+
+
+@torch.no_grad()
+def ranked_classes(task: AttackTask) -> Tensor:
+    """Return the classes of each image, most likely first and its label last, (N, classes)."""
+    return task.net(task.x).scatter(1, task.y[:, None], -torch.inf).argsort(1, descending=True)
 
 
 def judge_clean(task: AttackTask) -> Outcome:

@@ -171,6 +171,9 @@ class Attack:
         check_call(model, x, y)
         if len(x) == 0:
             return Outcome.empty(x)
+        attack, model = self.resolve(model, x, y, seed, ids)
+        if attack is not self:
+            return attack.outcome(model, x, y, seed, ids, judged)
         refuse_stream(model)
         require_usable(model, x)
         model = unwrap(model)
@@ -199,6 +202,12 @@ class Attack:
                 raise
         _check_budget(result.x, clean, self.budget)
         return replace(result, x=result.x.to(x.dtype))
+
+    def resolve(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int, ids: Tensor | Sequence[int] | None
+    ) -> tuple[Attack, nn.Module]:
+        """Return the attack to make and the model to make it on: another for attacks that wrap one."""
+        return self, model
 
     def scored(self, coupled: bool) -> str:
         """Return which iterate counts: "last iterate", or the first misclassified one ("early stopping").

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt
-from trimtab.attacks.base import Attack, Outcome, check_rho
+from trimtab.attacks.base import Attack, check_rho
 from trimtab.attacks.losses import ce, gradient
 from trimtab.attacks.pgd import PGD
 from trimtab.runtime import check_call, check_labels, declares_coupling, guard
@@ -58,18 +58,11 @@ class ThroughBatch(Attack):
     def __str__(self) -> str:
         return f"{self.attack} through the batch statistics (rho={self.rho:g})"
 
-    def outcome(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        seed: int = 0,
-        ids: Tensor | Sequence[int] | None = None,
-        judged: bool = True,
-    ) -> Outcome:
-        """Attack the model as it adapts to the batch; arguments as in `Attack.outcome`."""
-        check_call(model, x, y)
-        return self.attack.outcome(_adaptive(model, self.rho), x, y, seed, ids, judged)
+    def resolve(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int, ids: Tensor | Sequence[int] | None
+    ) -> tuple[Attack, nn.Module]:
+        """Return the inner attack, and the model as it adapts to the batch."""
+        return self.attack, _adaptive(model, self.rho)
 
 
 @method_card(__doc__)

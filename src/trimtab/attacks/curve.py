@@ -8,7 +8,7 @@ misclassified. Where images of a batch influence each other it is always that it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor, nn
 
@@ -69,18 +69,9 @@ def curve(
     """
     if not marks:
         raise BadInput("a curve needs marks, such as 10 and 20 iterations, found none")
-    names = (
-        "budget",
-        "loss",
-        "targeted",
-        "restarts",
-        "random_start",
-        "clean_start",
-        "early_stop",
-        "precision",
-    )
-    fields = {name: getattr(attack, name) for name in names}
-    long = CurvePGD(**fields, steps=max(marks), step_size=attack.step, marks=tuple(sorted(marks)))
+    given = {option.name: getattr(attack, option.name) for option in fields(attack)}
+    changed = {"steps": max(marks), "step_size": attack.step, "marks": tuple(sorted(marks))}
+    long = CurvePGD(**given | changed)
     success = long.outcome(model, x, y, seed, ids).marks
     return {t: ~success[t] for t in long.marks}
 

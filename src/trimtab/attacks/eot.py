@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, rng
-from trimtab.attacks.base import Attack, Outcome, check_rho, non_default
+from trimtab.attacks.base import Attack, check_rho, non_default
 from trimtab.attacks.geometry import random_start
 from trimtab.attacks.pgd import PGD
-from trimtab.runtime import check_call, check_labels, guard
+from trimtab.runtime import check_labels, guard
 from trimtab.types import BadInput, Budget, method_card
 
 Sampler = Callable[[int], nn.Module]
@@ -83,19 +83,10 @@ class EOT(Attack):
         rest = non_default(self, "attack", "sampler", "m")
         return f"EOT over {self.classifiers} classifiers of {self.attack}{rest}"
 
-    def outcome(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        seed: int = 0,
-        ids: Tensor | Sequence[int] | None = None,
-        judged: bool = True,
-    ) -> Outcome:
-        """Attack the mean probability of the sampled classifiers; arguments as in `Attack.outcome`."""
-        check_call(model, x, y)
-        if len(x) == 0:
-            return Outcome.empty(x)
+    def resolve(
+        self, model: nn.Module, x: Tensor, y: Tensor, seed: int, ids: Tensor | Sequence[int] | None
+    ) -> tuple[Attack, nn.Module]:
+        """Return the inner attack, and the mean probability of the sampled classifiers."""
         sampler = self.sampler
         if sampler is None:
             sampler = adaptive_sampler(model, x, self.budget, self.rho, rng.ids_of(x, ids))
@@ -105,7 +96,7 @@ class EOT(Attack):
             models = [sampler(rng.key(seed, i) >> 1) for i in range(self.m)]
         with guard(models[0]):
             check_labels(models[0], x, y)
-        return self.attack.outcome(MeanProbability(models), x, y, seed, ids, judged)
+        return self.attack, MeanProbability(models)
 
 
 class MeanProbability(nn.Module):

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import rng
-from trimtab.attacks.apgd import judge_clean
+from trimtab.attacks.apgd import judge_clean, ranked_classes
 from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default
-from trimtab.attacks.geometry import distance, random_start
+from trimtab.attacks.geometry import column, distance, random_start
 from trimtab.attacks.losses import cw, gradient
 from trimtab.runtime import is_misclassified
 from trimtab.types import L2, BadInput, Budget, Linf, method_card, whole
@@ -99,8 +99,7 @@ class FAB(Attack):
     def run(self, task: AttackTask) -> Outcome:
         """Search for the nearest misclassified image, towards each target, `restarts` times."""
         before = judge_clean(task)
-        with torch.no_grad():
-            ranked = task.net(task.x).scatter(1, task.y[:, None], -torch.inf).argsort(1, descending=True)
+        ranked = ranked_classes(task)
         search = _Search(self, task, before)
         for restart in range(self.restarts):
             for rank in range(min(self.targets, ranked.shape[1] - 1) or 1):
@@ -131,7 +130,7 @@ class _Search:
                 with torch.no_grad():
                     wrong = is_misclassified(task.net(x), task.y[rows])
                 self._record(rows[wrong], x[wrong], t)
-                x = torch.where(_column(wrong, x), x0 + _BETA * (x - x0), x)
+                x = torch.where(column(wrong, x), x0 + _BETA * (x - x0), x)
                 if self.fab.early_stop:
                     stay = self.distance[rows] > budget.radius
                     rows, x0, x = rows[stay], x0[stay], x[stay]
@@ -146,7 +145,7 @@ class _Search:
         draw = rng.purpose(f"fab start {rank}", restart)
         point = random_start(x0, self.fab.budget, self.task.seed, ids, draw)
         part = (self.distance[rows] / max(self.fab.budget.radius, 1e-12)).clamp(max=1) / 2
-        return x0 + _column(part, x0) * (point - x0)
+        return x0 + column(part, x0) * (point - x0)
 
     def _record(self, rows: Tensor, x: Tensor, t: int) -> None:
         far = distance(x, self.task.x[rows], self.fab.budget)
@@ -165,11 +164,11 @@ class _Search:
         x0, y = self.task.x[rows], self.task.y[rows]
         way = self.nearest[rows] - x0
         correct, wrong = torch.zeros(len(rows)).to(way), torch.ones(len(rows)).to(way)
-        below, above = (cw(self.task.net(x0 + _column(u, way) * way), y) for u in (correct, wrong))
+        below, above = (cw(self.task.net(x0 + column(u, way) * way), y) for u in (correct, wrong))
         for _ in range(_FINAL):
             secant = (below / (below - above)).nan_to_num(1.0).clamp(0, 1)
             u = correct + (secant + _CAUTION * (1 - secant)) * (wrong - correct)
-            x = x0 + _column(u, way) * way
+            x = x0 + column(u, way) * way
             z = self.task.net(x)
             value, crossed = cw(z, y), is_misclassified(z, y)
             self._record(rows[crossed], x[crossed], self.fab.steps)
@@ -179,7 +178,7 @@ class _Search:
     def outcome(self, before: Outcome) -> Outcome:
         """Return the nearest images where they lie within the budget, else the clean ones."""
         success = self.distance <= self.fab.budget.radius
-        return Outcome(torch.where(_column(success, before.x), self.nearest, before.x), success, self.at)
+        return Outcome(torch.where(column(success, before.x), self.nearest, before.x), success, self.at)
 
 
 def boundary(
@@ -210,7 +209,7 @@ def boundary(
             nearer = far < nearest
             nearest = torch.where(nearer, far, nearest)
             value = torch.where(nearer, values[:, k].detach(), value)
-            w = torch.where(_column(nearer, w), grad, w)
+            w = torch.where(column(nearer, w), grad, w)
     return value, w
 
 
@@ -227,7 +226,7 @@ def step_across(x: Tensor, x0: Tensor, value: Tensor, w: Tensor, budget: Budget)
     value_at_x0 = value + (w * (x0 - x)).flatten(1).sum(1)
     d, d0 = to_hyperplane(x, value, w, budget), to_hyperplane(x0, value_at_x0, w, budget)
     far, far0 = (distance(x + step, x, budget).clamp(min=1e-8) for step in (d, d0))
-    a = _column((far / (far + far0)).clamp(max=_ALPHA), x)
+    a = column((far / (far + far0)).clamp(max=_ALPHA), x)
     return ((1 - a) * (x + _ETA * d) + a * (x0 + _ETA * d0)).clamp(0.0, 1.0)
 
 
@@ -246,8 +245,8 @@ def to_hyperplane(x: Tensor, value: Tensor, w: Tensor, budget: Budget) -> Tensor
     """
     every = tuple(range(1, x.dim()))
     scale = w.abs().amax(every, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    sign, size = -w.sign() * _column(value.sign(), x), w.abs() / scale
-    needed = _column(value.abs(), x) / scale
+    sign, size = -w.sign() * column(value.sign(), x), w.abs() / scale
+    needed = column(value.abs(), x) / scale
     room = torch.where(sign > 0, 1 - x, x)
     s = torch.ones_like(needed) if isinstance(budget, Linf) else size
     rates, u = size * s, torch.zeros_like(needed)
@@ -260,7 +259,3 @@ def to_hyperplane(x: Tensor, value: Tensor, w: Tensor, budget: Budget) -> Tensor
             break
         u = torch.where(unsolved, u + missing / rate.clamp(min=1e-12), u)
     return sign * torch.minimum(u * s, room)
-
-
-def _column(per_image: Tensor, like: Tensor) -> Tensor:
-    return per_image.view(-1, *[1] * (like.dim() - 1))

@@ -19,9 +19,14 @@ LARGE = 16_384
 """Number of values of an image above which norms are computed in double precision."""
 
 
+def column(per_image: Tensor, like: Tensor) -> Tensor:
+    """View one value per image so that it broadcasts over images like these, (N, 1, ...)."""
+    return per_image.view(-1, *[1] * (like.dim() - 1))
+
+
 def norms(x: Tensor) -> Tensor:
     """Return the l2 norm of each image, shaped (N, 1, ...) to broadcast."""
-    return _l2(x).view(-1, *[1] * (x.dim() - 1))
+    return column(_l2(x), x)
 
 
 def _l2(x: Tensor) -> Tensor:
@@ -35,7 +40,7 @@ def _l2(x: Tensor) -> Tensor:
 
 def unit(x: Tensor) -> Tensor:
     """Return each image divided by its l2 norm; zero stays zero."""
-    largest = x.flatten(1).abs().amax(1).view(-1, *[1] * (x.dim() - 1))
+    largest = column(x.flatten(1).abs().amax(1), x)
     x = x / largest.clamp(min=torch.finfo(x.dtype).tiny)
     return x / norms(x).clamp(min=1e-12)
 
@@ -72,7 +77,7 @@ def random_start(center: Tensor, budget: Budget, seed: int, ids: Sequence[int], 
         gauss = rng.normal(center, seed, ids, draw)
         u = rng.uniform(center.flatten(1)[:, :1], seed, ids, rng.key(draw, 1))
         radius = budget.radius * u ** (1.0 / center[0].numel())
-        delta = gauss / norms(gauss).clamp(min=1e-12) * radius.view(-1, *[1] * (center.dim() - 1))
+        delta = gauss / norms(gauss).clamp(min=1e-12) * column(radius, center)
     return project(center + delta, center, budget)
 
 

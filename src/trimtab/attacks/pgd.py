@@ -34,7 +34,7 @@ from torch import Tensor
 from trimtab import rng
 from trimtab.attacks.base import Attack, AttackTask, Outcome, non_default, retry_survivors
 from trimtab.attacks.early_stop import early_stop
-from trimtab.attacks.geometry import direction, project, random_start
+from trimtab.attacks.geometry import column, direction, project, random_start
 from trimtab.attacks.judge import Judge
 from trimtab.attacks.losses import Loss, cw, input_gradient, loss_named, other_class
 from trimtab.types import L2, BadInput, Budget, Linf, method_card, number, pretty, whole
@@ -176,7 +176,7 @@ class PGD(Attack):
         start = random_start(task.x, self.budget, task.seed, task.ids, rng.purpose("start", restart))
         if self.clean_start:
             coins = rng.uniform(task.x.flatten(1)[:, 0], task.seed, task.ids, rng.purpose("coin", restart))
-            start = torch.where(_column(coins < self.clean_start, start), task.x, start)
+            start = torch.where(column(coins < self.clean_start, start), task.x, start)
         return start
 
 
@@ -248,10 +248,6 @@ def keep_worst(task: AttackTask, first: Outcome, second: Outcome) -> Outcome:
         with torch.no_grad():
             margins = [cw(task.net(outcome.x), task.y) for outcome in (first, second)]
         better |= undecided & (margins[1] > margins[0])
-    x = torch.where(_column(better, first.x), second.x, first.x)
+    x = torch.where(column(better, first.x), second.x, first.x)
     at = torch.where(first.success_at >= 0, first.success_at, second.success_at)
     return Outcome(x, first.success | second.success, at, first.marks)
-
-
-def _column(per_image: Tensor, like: Tensor) -> Tensor:
-    return per_image.view(-1, *[1] * (like.dim() - 1))

@@ -116,9 +116,30 @@ class SignStep(Ascent):
             raise BadInput("SignStep is one step; use Ascent for more")
 
 
+class RandomShifts:
+    """Base of the random shifts: frozen dataclasses with a `shift`."""
+
+    version = 1
+
+    def __call__(
+        self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
+    ) -> Shifts:
+        """Return random shifts of a steered model's layers; only `model` and `seed` are used."""
+        shifts: Shifts = {}
+        for index, (name, zero) in enumerate(norm.zero_shifts(model).items()):
+            pair = torch.stack([d for d in (zero.mu, zero.sigma) if d is not None])
+            u = rng.uniform(pair.float(), seed, [0, 1], index).to(pair)  # equal in any precision
+            shifts[name] = self.shift(u)
+        return shifts
+
+    def shift(self, u: Tensor) -> norm.Shift:
+        """Return the shift of a layer from uniform random numbers (2, C)."""
+        raise NotImplementedError
+
+
 @method_card(__doc__)
 @dataclass(frozen=True)
-class RandomUniform:
+class RandomUniform(RandomShifts):
     """Shift the statistics by deltas that are uniform in [-eps, eps].
 
     Args:
@@ -126,19 +147,15 @@ class RandomUniform:
     """
 
     eps: float | str = 0.1
-    version = 1
 
-    def __call__(
-        self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
-    ) -> Shifts:
-        """Return random shifts of a steered model's layers; only `model` and `seed` are used."""
-        r = radius(self.eps)
-        return _random(model, seed, lambda u: (2 * u - 1) * r)
+    def shift(self, u: Tensor) -> norm.Shift:
+        """Return the shift of a layer from uniform random numbers (2, C)."""
+        return norm.Shift(*((2 * u - 1) * radius(self.eps)))
 
 
 @method_card(__doc__)
 @dataclass(frozen=True)
-class RandomSign:
+class RandomSign(RandomShifts):
     """Shift the statistics by deltas of size eps with random signs.
 
     Args:
@@ -146,19 +163,15 @@ class RandomSign:
     """
 
     eps: float | str = 0.1
-    version = 1
 
-    def __call__(
-        self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
-    ) -> Shifts:
-        """Return random shifts of a steered model's layers; only `model` and `seed` are used."""
-        r = radius(self.eps)
-        return _random(model, seed, lambda u: torch.where(u < 0.5, -1.0, 1.0).to(u) * r)
+    def shift(self, u: Tensor) -> norm.Shift:
+        """Return the shift of a layer from uniform random numbers (2, C)."""
+        return norm.Shift(*(torch.where(u < 0.5, -1.0, 1.0).to(u) * radius(self.eps)))
 
 
 @method_card(__doc__)
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(RandomSign):
     """Scale the mean or the std by 1 + eps or 1 - eps, at random per channel.
 
     Args:
@@ -166,26 +179,18 @@ class Scaled:
         what: The statistic to scale: "mean", or "sigma", the std that divides.
     """
 
-    eps: float | str = 0.1
     what: str = "mean"
-    version = 1
 
-    def __call__(
-        self, model: nn.Module, x: Tensor | None = None, y: Tensor | None = None, seed: int = 0
-    ) -> Shifts:
-        """Return random shifts of a steered model's layers; only `model` and `seed` are used."""
+    def __post_init__(self) -> None:
         if number(self.eps) >= 1:
             raise BadInput(f"scaling by 1 - eps needs eps below 1, found {self.eps}")
-        corners = RandomSign(self.eps)(model, seed=seed)
-        if self.what == "mean":
-            return {name: norm.Shift(mu=shift.mu) for name, shift in corners.items()}
-        if self.what != "sigma":
+        if self.what not in ("mean", "sigma"):
             raise BadInput(f'what must be "mean" or "sigma", found {self.what!r}')
-        return {
-            name: norm.Shift(sigma=1 / (1 + shift.sigma) - 1)
-            for name, shift in corners.items()
-            if shift.sigma is not None
-        }
+
+    def shift(self, u: Tensor) -> norm.Shift:
+        """Return the shift of a layer from uniform random numbers (2, C)."""
+        mu, sigma = torch.where(u < 0.5, -1.0, 1.0).to(u) * radius(self.eps)
+        return norm.Shift(mu=mu) if self.what == "mean" else norm.Shift(sigma=1 / (1 + sigma) - 1)
 
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor, at: Shifts) -> Shifts:
@@ -208,12 +213,3 @@ def _map(change: Callable[..., Tensor], *shifts: norm.Shift) -> norm.Shift:
         for part in ([s.mu for s in shifts], [s.sigma for s in shifts])
     )
     return norm.Shift(mu, sigma)
-
-
-def _random(model: nn.Module, seed: int, shape: Callable[[Tensor], Tensor]) -> Shifts:
-    shifts: Shifts = {}
-    for index, (name, zero) in enumerate(norm.zero_shifts(model).items()):
-        pair = torch.stack([d for d in (zero.mu, zero.sigma) if d is not None])
-        mu, sigma = shape(rng.uniform(pair.float(), seed, [0, 1], index).to(pair))  # equal in any precision
-        shifts[name] = norm.Shift(mu, sigma)
-    return shifts
