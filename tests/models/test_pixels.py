@@ -39,18 +39,6 @@ def test_pixels_are_normalized_inside_once():
     assert torch.equal(Pixels(net, IMAGENET)(x), net(by_hand))
 
 
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_constants_that_are_spread_over_an_image_give_the_same_numbers(form):
-    model = Pixels(nn.Conv2d(3, 4, 3), IMAGENET)
-    quick = copy.deepcopy(model)
-    quick.normalize.spread(6, 5)
-    x = torch.rand(2, 3, 6, 5).to(memory_format=form).requires_grad_()
-    assert torch.equal(quick(x), model(x))
-    grads = [torch.autograd.grad(net(x).square().sum(), x)[0] for net in (quick, model)]
-    assert torch.equal(*grads)
-    assert str(quick) == str(model)
-
-
 def test_the_state_dict_is_the_networks_own():
     model = wrap(build("resnet8"), IMAGENET)
     assert list(model.state_dict()) == [f"net.{key}" for key in model.net.state_dict()]

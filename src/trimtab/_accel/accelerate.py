@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from trimtab import norm
 from trimtab._clone import HOOKS
-from trimtab.models.pixels import Pixels
 
 Signature = list[Any]
 """Atoms, weak references and tensors, in a fixed order."""
@@ -80,10 +79,7 @@ def channels_last(net: nn.Module) -> nn.Module:
 
 
 def _build(model: nn.Module, x: Tensor, logits: Tensor | None) -> nn.Module:
-    net = norm.fold(model, x[: _CHECKED if logits is None else len(logits)], logits)
-    if type(net) is Pixels and x.dim() == 4:  # one inside another network may be given other sizes
-        net.normalize.spread(*x.shape[2:])
-    return channels_last(net)
+    return channels_last(norm.fold(model, x[: _CHECKED if logits is None else len(logits)], logits))
 
 
 def _remember(model: nn.Module, signature: Signature, net: nn.Module) -> None:

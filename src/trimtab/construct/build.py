@@ -23,7 +23,6 @@ from trimtab.construct.features import FeatureMatch
 from trimtab.construct.labels import Relabeled
 from trimtab.data import Batch, Images
 from trimtab.io import atomic_write, readable_errors
-from trimtab.models.files import digest
 from trimtab.runtime.fingerprint import of_model
 from trimtab.types import BadInput
 
@@ -159,7 +158,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors with their digest."""
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_write(path) as part:
-        save_file(on_cpu, part, metadata={"digest": digest(on_cpu)})
+        save_file(on_cpu, part, metadata={"digest": norm.state_digest(on_cpu)})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor] | None:
@@ -167,7 +166,7 @@ def load_tensors(path: Path) -> dict[str, Tensor] | None:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            return tensors if (file.metadata() or {}).get("digest") == digest(tensors) else None
+            return tensors if (file.metadata() or {}).get("digest") == norm.state_digest(tensors) else None
     except (OSError, SafetensorError, RuntimeError, ValueError):
         return None
 

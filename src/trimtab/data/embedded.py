@@ -35,6 +35,7 @@ def sample(split: str = "test") -> ImageSet:
 
 
 def read_mosaic(path: Path) -> ImageSet:
+    """Read a mosaic of images and the labels in its text."""
     with Image.open(path) as mosaic:
         labels = torch.tensor([int(digit) for digit in mosaic.text["labels"]])  # type: ignore[attr-defined]
         pixels = np.array(mosaic)

@@ -187,25 +187,30 @@ def list_table(path: Path) -> Listing:
     """
     with reading(path, "a table of files and labels"), open(path, encoding="utf-8-sig", newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    header = [name.lower() for name in rows[0]] if rows else []
-    columns = [header.index(word) for words in COLUMNS for word in header if word in words]
-    if len(columns) == 2:
-        rows = rows[1:]
-    elif len(header) == 2:
-        columns = [0, 1]
-    else:
+    named = _columns(rows[0]) if rows else []
+    if len(named) != 2 and (not rows or len(rows[0]) != 2):
         raise BadInput(f"{path} needs a header that names one of its columns file and one label")
-    if odd := next((row for row in rows if len(row) <= max(columns) or not row[columns[1]]), None):
-        raise BadInput(f"{path} has no label in the line {','.join(odd)}; write file,label")
-    files, labels = ([row[at] for row in rows] for at in columns)
-    if gone := next((name for name in files if not (path.parent / name).is_file()), None):
-        raise BadInput(f"{path} lists {gone}, which is not there; paths begin at the table's folder")
-    if not files:
+    body, (at_file, at_label) = (rows[1:], named) if len(named) == 2 else (rows, (0, 1))
+    for row in body:
+        if len(row) <= max(at_file, at_label) or not row[at_label]:
+            raise BadInput(f"{path} has no label in the line {','.join(row)}; write file,label")
+        if not (path.parent / row[at_file]).is_file():
+            raise BadInput(
+                f"{path} lists {row[at_file]}, which is not there; paths begin at the table's folder"
+            )
+    if not body:
         raise BadInput(f"{path} lists no images; write a line file,label for each")
+    files, labels = [row[at_file] for row in body], [row[at_label] for row in body]
     if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
-        labels = [str(int(label)) for label in labels]
-        return Listing(files, labels, [str(number) for number in range(1 + max(map(int, labels)))])
+        numbers = list(map(int, labels))
+        return Listing(files, list(map(str, numbers)), list(map(str, range(1 + max(numbers)))))
     return Listing(files, labels, sorted(set(labels)))
+
+
+def _columns(header: Sequence[str]) -> list[int]:
+    """Return which columns of a table its header names as files and as labels, in this order."""
+    names = [name.lower() for name in header]
+    return [names.index(word) for words in COLUMNS for word in names if word in words]
 
 
 def list_by_wnid(root: Path) -> Listing:

@@ -27,6 +27,8 @@ from trimtab.types import BadInput
 
 
 class Split(NamedTuple):
+    """The decoded images of one split."""
+
     name: str
     pixels: np.ndarray  # uint8 (N, H, W, C)
     labels: np.ndarray  # int64 (N,)

@@ -11,7 +11,6 @@ Nothing is unpickled: foreign `.pt` and `.pth` files are read with `weights_only
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from collections.abc import Mapping
@@ -61,25 +60,15 @@ def save(model: nn.Module, path: str | Path, provenance: Mapping[str, Any] | Non
     folder = Path(path)
     if folder.is_file():
         raise BadInput(f"cannot save to {folder}: it is a file, give a folder")
-    description = {**describe(pixels, provenance or {}), "digest": digest(state)}
+    description = {**describe(pixels, provenance or {}), "digest": norm.state_digest(state)}
     described = json.dumps(description, indent=2, default=str)
     weights = safetensors.torch.save(state, metadata={_KEY: described})
     _place(folder, described, weights)
     return folder
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
-    """A hash over names, types, shapes and values: by it a file is known that changed on its disk."""
-    content = hashlib.sha256()
-    for name in sorted(state):
-        held = state[name].detach().cpu().contiguous()
-        content.update(f"{name} {held.dtype} {tuple(held.shape)}\n".encode())
-        if held.numel():
-            content.update(held.reshape(-1).view(torch.uint8).numpy().data)
-    return content.hexdigest()
-
-
 def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a network that is saved with its weights, but for their digest."""
     origin = model.origin
     made_with = {"trimtab": trimtab.__version__, "torch": torch.__version__}
     return {
@@ -150,7 +139,7 @@ def _read_safetensors(file: Path) -> tuple[State, dict[str, Any] | None]:
     if described is None:
         return state, None
     description = _description(file, described)
-    if description.get("digest", kept := digest(state)) != kept:
+    if description.get("digest", kept := norm.state_digest(state)) != kept:
         raise BadInput(
             f"{file} is damaged: its weights are not those that were saved; fetch or save it again"
         )

@@ -62,6 +62,8 @@ def assemble(
 
 
 class PreActBlock(nn.Module):
+    """Two 3x3 convolutions, each after a norm and an activation, added to the shortcut."""
+
     def __init__(self, incoming: int, outgoing: int, stride: int, style: Style, dropout: float):
         super().__init__()
         self.bn1 = style.normalize(incoming)

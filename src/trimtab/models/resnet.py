@@ -109,6 +109,8 @@ def _assemble(
 
 
 class Basic(nn.Module):
+    """Two 3x3 convolutions, added to the shortcut."""
+
     expansion = 1
 
     def __init__(self, incoming: int, outgoing: int, stride: int, style: Style, projections: bool):
@@ -130,6 +132,8 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, a quarter as wide inside, added to the shortcut."""
+
     expansion = 4
 
     def __init__(self, incoming: int, outgoing: int, stride: int, style: Style, projections: bool):

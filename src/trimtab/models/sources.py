@@ -49,37 +49,47 @@ def load(
     input: InputSpec | None = None,
     **arguments: Any,
 ) -> Pixels:
-    """The classifier that `source` names (see the module's table), or that lies at a Path, in pixel space.
+    """Return the classifier that `source` names (see the module's table), in pixel space.
 
-    `classes` is their number or their names: the shape of a network without weights, what is expected of
-    one with weights. `input` replaces the recorded InputSpec. Further arguments are the constructor's. A
-    network that comes with weights is in eval mode.
+    A network that comes with weights is in eval mode.
+
+    Args:
+        source: The name of a model, or the path of a file or folder.
+        classes: Number or names of the classes: the shape of a network without weights, what is expected of
+            one with weights.
+        pretrained: Fetch the weights, as `+pretrained` does.
+        input: Replaces the recorded InputSpec.
+        arguments: Further arguments of the network's constructor.
     """
     source = _named(source)
     parsed = parse(source)
     arguments = {**parsed.arguments, **arguments}
     stated = arguments.pop("classes", None)
-    count = classes if classes is None or isinstance(classes, int) else len(classes)
+    names = None if classes is None or isinstance(classes, int) else tuple(classes)
+    count = classes if names is None else len(names)
     require_classes(source, stated, count)
-    expected = count or stated
     weights = parsed.weights or ("pretrained" if pretrained else None)
     if input is not None and input.channels != 3 and parsed.scheme in _CHANNELS:
         arguments.setdefault(_CHANNELS[parsed.scheme], input.channels)
     place = _place(parsed, weights)
     if place is None:
-        model = architecture(parsed.scheme, parsed.name, expected, weights, arguments)
+        model = architecture(parsed.scheme, parsed.name, count or stated, weights, arguments)
     elif arguments or (weights and parsed.scheme != "timm"):
         raise BadInput(f"{source!r} has its weights; an architecture and its arguments follow an @")
     else:
         model = stored(place, parsed.architecture)
-    if expected and (place is not None or parsed.scheme == "py"):  # others have as many as they were told
-        require_classes(source, _outputs(wrap(model, input)), expected)
+    model = _checked(source, model, count or stated, input, built=place is None and parsed.scheme != "py")
+    model.classes = names or model.classes
+    return model.eval() if weights or place is not None else model
+
+
+def _checked(source: str, model: Pixels, classes: int | None, input: InputSpec | None, built: bool) -> Pixels:
+    """Return the model under `input`; refuse one for other classes or channels than were asked for."""
+    if classes and not built:  # a network that was built has as many as its constructor was given
+        require_classes(source, _outputs(wrap(model, input)), classes)
     if input is not None and (takes := channels_of(model.net)) not in (None, input.channels):
         raise BadInput(f"{source} takes images with {takes} channels, not {input.channels}")
-    if classes is not None and not isinstance(classes, int):
-        model.classes = tuple(classes)
-    model = wrap(model, input)
-    return model.eval() if weights or place is not None else model
+    return wrap(model, input)
 
 
 def _named(source: Any) -> str:

@@ -29,6 +29,8 @@ ACTIVATIONS = {"relu": nn.ReLU, "leaky": nn.LeakyReLU, "selu": nn.SELU}
 
 @dataclass(frozen=True)
 class Style:
+    """The choices that all blocks of a network share."""
+
     norm: str = "bn"
     """bn, gn, in, ln, none; fixup where the network is a ResNet."""
     activation: str = "relu"

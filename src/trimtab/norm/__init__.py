@@ -2,9 +2,7 @@
 
 setting       the five knobs as one frozen value
 layer         the steered layer and its branches
-_routing      which images each branch takes
-_forward      the pass: route, group, take moments, normalize
-_update       running statistics from batch moments
+_forward      the pass: route, group, take moments, normalize, update
 _kernels      the arithmetic of the pass, fused
 moments       arithmetic that other packages share: blends, robust estimates, AdvBN's perturbation
 synchronize   moments over all processes
@@ -14,6 +12,7 @@ packs         one branch as a file of kilobytes: save, load in place, gather
 pack_files    the pack as a value and as a file that may come from anyone
 distance      how far apart two sets of statistics are
 repair        re-estimate statistics that no longer fit the weights
+inputs        a network whose statistics are inputs of its forward pass
 merge         exact pooled statistics of shards
 state         snapshot, restore, recalibrate, freeze, shift gradients
 kinds         batch, group, instance, layer or no normalization, in any model
@@ -32,7 +31,7 @@ from trimtab.norm.kinds import KINDS, make, swap
 from trimtab.norm.layer import Branch, Steered
 from trimtab.norm.merge import averaging_error, merge
 from trimtab.norm.moments import blend, perturb, robust_moments
-from trimtab.norm.pack_files import Pack, read_pack
+from trimtab.norm.pack_files import Pack, read_pack, state_digest
 from trimtab.norm.packs import gather, load_pack, pack, save_pack, weights_digest
 from trimtab.norm.repair import repair
 from trimtab.norm.setting import Moments, Route, Setting, Shift

@@ -199,6 +199,5 @@ def _update_holder(layer: Steered, holder: Holder, batch: Moments, update: bool 
         if holder.num_batches_tracked is None:
             raise BadInput("this layer counts no batches, so it cannot average over them: give a momentum")
         momentum = 1.0 / holder.num_batches_tracked.to(holder.running_mean.dtype)
-    unbiased = batch.var * (batch.n / max(batch.n - 1, 1))
     holder.running_mean.lerp_(batch.mean.to(holder.running_mean.dtype), momentum)
-    holder.running_var.lerp_(unbiased.to(holder.running_var.dtype), momentum)
+    holder.running_var.lerp_(batch.unbiased.to(holder.running_var.dtype), momentum)

@@ -51,18 +51,18 @@ class LayerAudit:
     """Number of channels."""
     branches: tuple[str, ...]
     """Names of its branches, "main" first."""
-    momentum: float | None
-    """Momentum of the running statistics; None for a cumulative average, or if the layer has none."""
     training: bool
     """Whether the layer is in training mode."""
-    batches_seen: int | None
-    """Updates of the main branch's running statistics; None if the layer keeps none."""
-    drift_mean: float | None
-    """|batch mean - running mean| / running std, averaged over channels; None without data."""
-    drift_std: float | None
-    """Batch std / running std, geometric mean over channels; None without data."""
     warnings: tuple[LayerWarning, ...]
     """What is wrong with the layer."""
+    momentum: float | None = None
+    """Momentum of the running statistics; None for a cumulative average, or if the layer has none."""
+    batches_seen: int | None = None
+    """Updates of the main branch's running statistics; None if the layer keeps none."""
+    drift_mean: float | None = None
+    """|batch mean - running mean| / running std, averaged over channels; None without data."""
+    drift_std: float | None = None
+    """Batch std / running std, geometric mean over channels; None without data."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "trouble":
@@ -130,7 +130,7 @@ def audit(model: nn.Module, batches: Iterable[Any] | None = None) -> Audit:
             rows.append(_audit_other(name, module, kind))
         elif isinstance(module, torch.jit.ScriptModule) and not any(row.kind == SCRIPT for row in rows):
             closed = LayerWarning("scripted", "TorchScript hides its layers", "audit what it was made from")
-            rows.append(LayerAudit(name, SCRIPT, 0, (), None, module.training, None, None, None, (closed,)))
+            rows.append(LayerAudit(name, SCRIPT, 0, (), module.training, (closed,)))
     return Audit(tuple(rows))
 
 
@@ -228,7 +228,7 @@ def _audit_other(name: str, layer: Any, kind: str) -> LayerAudit:
             LayerWarning("not finite", "non-finite gain or bias", "restore an earlier checkpoint")
         )
     channels = _channels(layer)
-    return LayerAudit(name, kind, channels, (MAIN,), None, layer.training, None, None, None, tuple(warnings))
+    return LayerAudit(name, kind, channels, (MAIN,), layer.training, tuple(warnings))
 
 
 def _channels(layer: Any) -> int:

@@ -21,8 +21,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from trimtab.norm._kernels.moments import pool
 from trimtab.norm.pack_files import LayerStatistics, Pack, read_pack
 from trimtab.norm.packs import pack
+from trimtab.norm.setting import Moments
 from trimtab.types import BadInput
 
 
@@ -79,27 +81,23 @@ def averaging_error(
 
 
 def _pooled(parts: Sequence[LayerStatistics], counts: Sequence[int], known: bool) -> LayerStatistics:
-    total = sum(counts)
-    n = torch.tensor(counts, dtype=torch.float64)[:, None]  # (parts, 1)
-    means = torch.stack([layer.mean.double() for layer in parts])  # (parts, C)
-    variances = torch.stack([layer.var.double() for layer in parts])
-    mean = (n * means).sum(0) / total
-    squares = ((n - 1) * variances).sum(0) + (n * (means - mean) ** 2).sum(0)
-    like = parts[0].mean
+    biased = [layer.var.double() * ((n - 1) / n) for layer, n in zip(parts, counts, strict=True)]
+    union = pool([Moments(p.mean.double(), var, n) for p, var, n in zip(parts, biased, counts, strict=True)])
     return LayerStatistics(
-        _average([layer.weight for layer in parts], n),
-        _average([layer.bias for layer in parts], n),
-        mean.to(like.dtype),
-        (squares / max(total - 1, 1)).to(like.dtype),
-        total if known else 0,
+        _average([layer.weight for layer in parts], counts),
+        _average([layer.bias for layer in parts], counts),
+        union.mean.to(parts[0].mean.dtype),
+        union.unbiased.to(parts[0].mean.dtype),
+        union.n if known else 0,
     )
 
 
-def _average(values: Sequence[Tensor | None], n: Tensor) -> Tensor | None:
+def _average(values: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor | None:
     given = [value for value in values if value is not None]
     if not given or all(torch.equal(value, given[0]) for value in given):
         return given[0] if given else None
-    mean = (n * torch.stack([value.double() for value in given])).sum(0) / n.sum()
+    n = torch.tensor(counts, dtype=torch.float64)
+    mean = torch.stack([value.double() for value in given]).T @ n / n.sum()
     return mean.to(given[0].dtype)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -41,6 +42,16 @@ class LayerStatistics(NamedTuple):
     elements: int
     """Elements per channel (N*H*W) that mean and variance were taken over; 0 where it is not known."""
 
+    @property
+    def halves(self) -> tuple[Tensor | None, ...]:
+        """The tensors, in the order of `HALVES`."""
+        return self[:4]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> LayerStatistics:
+        """Apply a function to every tensor."""
+        changed = (None if value is None else change(value) for value in self.halves)
+        return LayerStatistics(*changed, self.elements)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, eq=False)
 class Pack:
@@ -62,10 +73,10 @@ class Pack:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by their name in the file, `<layer>.weight`, `.bias`, `.mean` and `.var`."""
         return {
-            f"{name}.{half}": getattr(layer, half)
+            f"{name}.{half}": value
             for name, layer in self.layers.items()
-            for half in HALVES
-            if getattr(layer, half) is not None
+            for half, value in zip(HALVES, layer.halves, strict=True)
+            if value is not None
         }
 
     @property
@@ -80,6 +91,20 @@ class Pack:
         channels = sum(len(layer.mean) for layer in self.layers.values())
         about = "".join(f", {name}={value!r}" for name, value in self.provenance.items())
         return f"Pack({len(self.layers)} layers, {channels} channels{about})"
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """Hash names, types, shapes and values of tensors, in any order.
+
+    Args:
+        state: Tensors by name, such as a state dict.
+    """
+    content = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        value = tensor.detach().cpu().contiguous()
+        content.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        content.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return content.hexdigest()
 
 
 def write_pack(pack: Pack, path: Path) -> Path:

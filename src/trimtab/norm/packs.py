@@ -15,8 +15,7 @@ packs of shards then merge exactly (`norm.merge`).
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.norm.layer import Holder
-from trimtab.norm.pack_files import LayerStatistics, Pack, read_pack, write_pack
+from trimtab.norm.pack_files import LayerStatistics, Pack, read_pack, state_digest, write_pack
 from trimtab.norm.setting import MAIN, Moments
 from trimtab.norm.state import gather_moments
-from trimtab.norm.steering import innermost, steered_layers
+from trimtab.norm.steering import innermost, require_branch, steered_layers
 from trimtab.types import BadInput
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -43,20 +41,8 @@ def pack(model: nn.Module, branch: str = MAIN, provenance: Mapping[str, Any] | N
         branch: The branch to copy.
         provenance: Plain JSON values that describe the data the statistics were estimated on.
     """
-    return Pack(
-        {
-            name: LayerStatistics(
-                None if gamma is None else gamma.detach().cpu().clone(),
-                None if beta is None else beta.detach().cpu().clone(),
-                statistics.running_mean.cpu().clone(),
-                statistics.running_var.cpu().clone(),
-                elements=0,
-            )
-            for name, gamma, beta, statistics in _holders(model, branch)
-        },
-        weights_digest(model),
-        dict(provenance or {}),
-    )
+    layers = {name: layer.map(_copied) for name, layer in _live(model, branch).items()}
+    return Pack(layers, weights_digest(model), dict(provenance or {}))
 
 
 def gather(
@@ -89,8 +75,11 @@ def gather(
 
 
 def _with(layer: LayerStatistics, seen: Moments) -> LayerStatistics:
-    unbiased = seen.var * (seen.n / max(seen.n - 1, 1))
-    return layer._replace(mean=seen.mean.cpu().clone(), var=unbiased.cpu().clone(), elements=seen.n)
+    return layer._replace(mean=_copied(seen.mean), var=_copied(seen.unbiased), elements=seen.n)
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone()
 
 
 def save_pack(
@@ -126,22 +115,15 @@ def load_pack(
         force: Accept a pack that was made for other weights.
     """
     new = source if isinstance(source, Pack) else read_pack(source)
-    holders = list(_holders(model, branch))
-    _require_architecture(holders, new)
+    live = _live(model, branch)
+    _require_architecture(live, new)
     if not force and not _made_for(new, model):
         raise BadInput(
             "the pack was made for other weights than this model has; its statistics describe another "
             "network's activations (force=True or --force loads it anyway)"
         )
-    for name, gamma, beta, statistics in holders:
-        layer = new.layers[name]
-        values = [
-            (gamma, layer.weight),
-            (beta, layer.bias),
-            (statistics.running_mean, layer.mean),
-            (statistics.running_var, layer.var),
-        ]
-        for target, value in values:
+    for name, layer in live.items():
+        for target, value in zip(layer.halves, new.layers[name].halves, strict=True):
             if target is not None and value is not None:
                 target.copy_(value)
     return model
@@ -159,12 +141,7 @@ def _made_for(new: Pack, model: nn.Module) -> bool:
 
 def weights_digest(model: nn.Module) -> str:
     """Hash every parameter and buffer that is not part of a steered layer."""
-    content = hashlib.sha256()
-    for key, tensor in sorted(_other_tensors(model), key=lambda item: item[0]):
-        value = tensor.detach().cpu().contiguous()
-        content.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        content.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
-    return content.hexdigest()
+    return state_digest(dict(_other_tensors(model)))
 
 
 def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -175,30 +152,30 @@ def _other_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(key, v) for key, v in items if isinstance(v, Tensor) and not key.startswith(prefixes)]
 
 
-def _holders(model: nn.Module, branch: str) -> Iterator[tuple[str, Tensor | None, Tensor | None, Holder]]:
-    """Name, gamma, beta and the holder of the statistics of every layer that has the branch."""
+def _live(model: nn.Module, branch: str) -> dict[str, LayerStatistics]:
+    """The model's own tensors, by layer, of every layer that has the branch."""
     steered = steered_layers(model)
-    if not any(branch in layer.branch_names for layer in steered.values()):
-        known = dict.fromkeys(name for layer in steered.values() for name in layer.branch_names)
-        raise BadInput(f"there is no branch {branch!r}; this model has {', '.join(known)}")
+    require_branch(steered, branch)
+    live = {}
     for name, layer in steered.items():
         if branch in layer.branch_names and layer.keeps_statistics:
-            affine = layer.affine_holder(branch)
-            yield name, affine.weight, affine.bias, layer.statistics_holder(branch)
+            affine, statistics = layer.affine_holder(branch), layer.statistics_holder(branch)
+            mean, var = statistics.running_mean, statistics.running_var
+            live[name] = LayerStatistics(affine.weight, affine.bias, mean, var, elements=0)
+    return live
 
 
-def _require_architecture(holders: list[tuple[str, Tensor | None, Tensor | None, Holder]], new: Pack) -> None:
+def _require_architecture(live: dict[str, LayerStatistics], new: Pack) -> None:
     """Refuse a pack whose layers or channels are not those of the model."""
-    for name, gamma, _, statistics in holders:
+    for name, layer in live.items():
         if name not in new.layers:
             raise BadInput(f"{_OTHER} it has no layer {name!r}")
-        layer, channels = new.layers[name], len(statistics.running_mean)
-        if len(layer.mean) != channels:
-            raise BadInput(f"{_OTHER} {name} has {channels} channels here, {len(layer.mean)} in the pack")
-        if (gamma is None) != (layer.weight is None):
+        other, channels = new.layers[name], len(layer.mean)
+        if len(other.mean) != channels:
+            raise BadInput(f"{_OTHER} {name} has {channels} channels here, {len(other.mean)} in the pack")
+        if (layer.weight is None) != (other.weight is None):
             raise BadInput(f"{_OTHER} {name} has gamma and beta in only one of the two")
-    extra = new.layers.keys() - {name for name, *_ in holders}
-    if extra:
+    if extra := new.layers.keys() - live.keys():
         raise BadInput(f"{_OTHER} this model has no layer {min(extra)!r}")
 
 

@@ -31,6 +31,11 @@ class Moments(NamedTuple):
     var: Tensor
     n: int
 
+    @property
+    def unbiased(self) -> Tensor:
+        """The unbiased variance, which torch stores."""
+        return self.var * (self.n / max(self.n - 1, 1))
+
 
 @dataclass(frozen=True, eq=False)
 class Shift:

@@ -71,7 +71,7 @@ def recalibrate(
     unknown = sorted(set(only or ()) - layers(model).keys())
     if unknown:
         raise BadInput(f"there is no steered layer {unknown[0]!r}; norm.layers(model) lists them")
-    chosen = {name: _unbiased(m) for name, m in seen.items() if only is None or name in only}
+    chosen = {name: m._replace(var=m.unbiased) for name, m in seen.items() if only is None or name in only}
     return set_statistics(model, chosen, branch=branch)
 
 
@@ -103,11 +103,6 @@ def gather_moments(
     if not seen:
         raise BadInput("recalibrating needs at least one batch of images, found none")
     return {name: pool(parts) for name, parts in seen.items()}
-
-
-def _unbiased(m: Moments) -> Moments:
-    """Replace the variance by the unbiased one, which torch stores."""
-    return m._replace(var=m.var * (m.n / max(m.n - 1, 1)))
 
 
 @torch.no_grad()

@@ -269,11 +269,16 @@ def _checked_branch(branch: Any, steered: dict[str, Steered]) -> str | Route | N
         names = [name for name, _ in branch]
         if len(set(names)) < len(names) or not names:
             raise BadInput(f"a route names each branch once, found {', '.join(names) or 'none'}")
-    known = dict.fromkeys(name for layer in steered.values() for name in layer.branch_names)
     for name in names:
-        if name not in known:
-            raise BadInput(f"there is no branch {name!r}; this model has {', '.join(known)}")
+        require_branch(steered, name)
     return branch
+
+
+def require_branch(steered: dict[str, Steered], branch: str) -> None:
+    """Raise BadInput unless some layer has this branch."""
+    known = dict.fromkeys(name for layer in steered.values() for name in layer.branch_names)
+    if branch not in known:
+        raise BadInput(f"there is no branch {branch!r}; this model has {', '.join(known)}")
 
 
 def _checked_shifts(shift: Any, steered: dict[str, Steered]) -> Any:

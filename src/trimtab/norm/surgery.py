@@ -15,7 +15,7 @@ from torch import nn
 from trimtab._clone import deep_clone
 from trimtab.norm.layer import Branch, Holder, Steered, start, steered_class, understood
 from trimtab.norm.setting import MAIN
-from trimtab.norm.steering import at_rest, layers, steered_layers
+from trimtab.norm.steering import at_rest, layers, require_branch, steered_layers
 from trimtab.types import BadInput
 
 AFFINE = ("weight", "bias")
@@ -57,7 +57,8 @@ def release(model: nn.Module, branch: str = MAIN) -> nn.Module:
     Other branches are dropped here, and only here.
     """
     steered = at_rest(model)
-    _require_branch(steered, branch)
+    if steered:
+        require_branch(steered, branch)
     for layer in steered.values():
         with torch.no_grad():
             for holder, names in (
@@ -113,7 +114,7 @@ def add_branch(
     taken = [at for at, layer in steered.items() if name in layer.branch_names]
     if taken:
         raise BadInput(f"there is a branch {name!r} already, at {taken[0]}")
-    _require_branch(steered, copy_of)
+    require_branch(steered, copy_of)
     for layer in steered.values():
         _add_branch(layer, name, copy_of, affine, statistics)
     return model
@@ -179,9 +180,3 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 def _name_of(layer: Steered, holder: Holder) -> str:
     return next(name for name in layer.branch_names if layer.holder(name) is holder)
-
-
-def _require_branch(steered: dict[str, Steered], branch: str) -> None:
-    known = dict.fromkeys(name for layer in steered.values() for name in layer.branch_names)
-    if steered and branch not in known:
-        raise BadInput(f"there is no branch {branch!r}; this model has {', '.join(known)}")

@@ -14,6 +14,7 @@ from trimtab.data.corruptions.filters import Chance, gaussian, motion, zoomed
 
 
 def gaussian_blur(x: Tensor, chance: Chance, sigma: float) -> Tensor:
+    """Gaussian smoothing; `sigma` in pixels."""
     return gaussian(x, sigma)
 
 

@@ -32,6 +32,7 @@ def spatter(
     amount: float,
     mud: float,
 ) -> Tensor:
+    """Smoothed noise above a threshold is drops of water, or splashes of mud."""
     liquid = gaussian(chance.normal(*x.shape[-2:]).mul_(spread).add_(mean), smooth)  # (N, H, W)
     if mud:
         cover = gaussian((liquid > threshold).float(), amount)

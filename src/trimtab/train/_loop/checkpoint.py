@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from trimtab import norm
 from trimtab.io import atomic_write
-from trimtab.models.files import digest
 from trimtab.types import BadInput
 
 _HEADER = "trimtab"
@@ -143,7 +142,7 @@ def _write(
 def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
     """Return a hash of all of a checkpoint, to notice damage on disk."""
     plain = json.dumps(header, sort_keys=True)
-    return hashlib.sha256(f"{digest(tensors)} {plain}".encode()).hexdigest()
+    return hashlib.sha256(f"{norm.state_digest(tensors)} {plain}".encode()).hexdigest()
 
 
 def _constants(model: nn.Module) -> set[str]:
