@@ -94,6 +94,12 @@ def test_every_part_has_a_place_in_the_order() -> None:
     assert {part(path) for path in FILES} <= LEVEL.keys()
 
 
+def test_the_documentation_states_this_order() -> None:
+    text = (ROOT.parents[1] / "docs" / "architecture.md").read_text().split("```")[1]
+    documented = [level.replace(" ", "").strip().split(",") for level in text.split("->")]
+    assert [sorted(level) for level in documented] == [sorted(level) for level in ORDER[:-1]]
+
+
 def test_imports_point_one_way() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"

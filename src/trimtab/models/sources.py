@@ -66,7 +66,7 @@ def load(
     arguments = {**parsed.arguments, **arguments}
     stated = arguments.pop("classes", None)
     names = None if classes is None or isinstance(classes, int) else tuple(classes)
-    count = classes if names is None else len(names)
+    count = len(names) if names else classes if isinstance(classes, int) else None
     require_classes(source, stated, count)
     weights = parsed.weights or ("pretrained" if pretrained else None)
     if input is not None and input.channels != 3 and parsed.scheme in _CHANNELS:

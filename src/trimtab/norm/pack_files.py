@@ -49,8 +49,8 @@ class LayerStatistics(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> LayerStatistics:
         """Apply a function to every tensor."""
-        changed = (None if value is None else change(value) for value in self.halves)
-        return LayerStatistics(*changed, self.elements)  # type: ignore[arg-type]
+        weight, bias = (None if value is None else change(value) for value in (self.weight, self.bias))
+        return LayerStatistics(weight, bias, change(self.mean), change(self.var), self.elements)
 
 
 @dataclass(frozen=True, eq=False)
