@@ -1,9 +1,12 @@
 """Put a trained network into the zoo, with a card of what it scores and who confirmed that.
 
     python -m benchmarks.zoo --from runs/mine --name sample-mine      copy, score, confirm, write the card
+    python -m benchmarks.zoo --ledger docs/results --table            put the ledger's networks into the zoo
     python -m benchmarks.zoo --rescore sample-mine                    run the card's command again
     python -m benchmarks.zoo --table                                  write the table of docs/zoo.md anew
 
+Ledger       networks of scale desk and seed 0, as `trimtab reproduce` leaves them; one that is not trained
+             yet is named with the command that trains it
 Copied       model.safetensors, model.json and recipe.yaml; no checkpoints
 Scores       `trimtab evaluate zoo:NAME`: quick suite, budget of training, every branch as a BN mode
 Confirmed    by foolbox: LinfPGD with the same budget, steps and step size, last iterate, on the same images
@@ -26,12 +29,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from pydantic import TypeAdapter
 from torch import nn
 
 import trimtab
 from trimtab import cli, data, norm, train
 from trimtab.attacks import PGD, Linf
+from trimtab.claims import ada, adv, apa, lig, mix
+from trimtab.claims.nets import Net
+from trimtab.claims.scales import scale_of
 from trimtab.data import ImageSet
 from trimtab.evaluate import BNMode, Flag, Row
 from trimtab.models import grammar
@@ -50,15 +57,18 @@ START, END = "<!-- table -->", "<!-- end of table -->"
 # ---- a network ----------------------------------------------------------------------------------------
 
 
-def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
-    """Copy the result of a run into the zoo, and write its card."""
+def add(run: Path, name: str, limit: int = FIRST, eps: float | None = None, **changes: str) -> dict[str, Any]:
+    """Copy the result of a run into the zoo, with changes of its recipe's text, and write its card."""
     folder = grammar.ZOO / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in (DESCRIPTION, WEIGHTS, "recipe.yaml"):
         shutil.copyfile(run / file, folder / file)
+    if changes:
+        given = yaml.safe_load((folder / "recipe.yaml").read_text())
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({**given, **changes}, sort_keys=False))
     recipe = train.read_recipe(folder / "recipe.yaml")
     model, images = trimtab.load(f"zoo:{name}"), data.load(recipe.data.name, "test")
-    eps, branches = budget(recipe), branches_of(model)
+    eps, branches = eps or budget(recipe), branches_of(model)
     limit = min(limit, len(images))
     words = [
         "evaluate",
@@ -92,6 +102,41 @@ def add(run: Path, name: str, limit: int = FIRST) -> dict[str, Any]:
     (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     (folder / "README.md").write_text(readme(card))
     return card
+
+
+LEDGER: dict[str, tuple[str, Net, str]] = {
+    "cifar10-standard": ("ADA-1", ada.BASELINE, "standard training"),
+    "cifar10-adversarial": ("ADA-1", ada.ADV_INF, "PGD-7 at 8/255"),
+    "cifar10-noise": ("ADA-1", ada.RAND, "Gaussian noise of sigma 0.5"),
+    "cifar10-mixture": (
+        "MIX-4",
+        mix.MBN,
+        "Mixture BN, targeted PGD-7 at 16/255, statistics of 32 images",
+    ),
+    "cifar10-advbn": ("ADV-1", adv.ADVBN, "AdvBN, from zoo:cifar10-standard"),
+    "cifar10-apart": ("APA-1", apa.APART, "APART on 5,000 images, which a network of this size fits"),
+    "cifar10-nobn": ("LIG-2", lig.NONE, "standard training without normalization layers"),
+}
+"""By name: a claim that trains the network, the network, and how it was trained."""
+START_OF = {"cifar10-advbn": "zoo:cifar10-standard"}
+"""Networks of the zoo that others start from."""
+
+
+def from_ledger(results: Path, work: Path, limit: int = FIRST, scale: str = "desk") -> list[str]:
+    """Put the ledger's networks of seed 0 into the zoo; return the commands that train the missing ones."""
+    missing: dict[str, str] = {}
+    for name, (claim, net, how) in LEDGER.items():
+        key = net.key(scale_of(scale, claim.partition("-")[0].lower()), 0)
+        places = [results / scale / "networks" / key, work / "networks" / key]
+        found = next((place for place in places if (place / WEIGHTS).exists()), None)
+        if found is None:
+            missing[name] = f"trimtab reproduce {claim} --scale {scale} --out {results} --seeds 1"
+            continue
+        changes = {"about": f"CIFAR-10, {how}: the ledger's network of seed 0 at scale {scale} ({claim})"}
+        if name in START_OF:
+            changes["model"] = START_OF[name]
+        add(found, name, limit, EPS, **changes)
+    return [f"zoo:{name} is not trained yet: {command}" for name, command in missing.items()]
 
 
 def scores(scored: dict[str, Any]) -> list[dict[str, Any]]:
@@ -272,6 +317,9 @@ def write_table(page: Path = ROOT / "docs" / "zoo.md") -> None:
 def main(words: list[str] | None = None) -> int:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--from", dest="run", type=Path, help="the folder of a finished run")
+    asked.add_argument("--ledger", type=Path, help="the folder of the ledger's results")
+    asked.add_argument("--work", type=Path, default=Path(".trimtab/claims"), help="its folder of networks")
+    asked.add_argument("--scale", default="desk", help="its scale")
     asked.add_argument("--name", help="what the network is called in the zoo")
     asked.add_argument("--limit", type=int, default=FIRST, help="test images to score it on")
     asked.add_argument("--rescore", nargs="*", default=[], help="networks whose cards are measured anew")
@@ -279,13 +327,17 @@ def main(words: list[str] | None = None) -> int:
     given = asked.parse_args(words)
     if given.run is not None:
         add(given.run, given.name or given.run.name, given.limit)
+    missing = []
+    if given.ledger is not None:
+        missing = from_ledger(given.ledger, given.work, given.limit, given.scale)
+        print(*missing, sep="\n", file=sys.stderr)
     for name in given.rescore:
         rescore(name)
     if given.table:
         write_table()
     taken = sum(file.stat().st_size for file in grammar.ZOO.rglob("*") if file.is_file())
     print(f"the zoo takes {taken / 1e6:.2f} MB")
-    return int(taken > MOST)
+    return int(taken > MOST or bool(missing))
 
 
 if __name__ == "__main__":

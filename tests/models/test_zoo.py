@@ -121,6 +121,37 @@ def test_the_documented_table_is_that_of_the_cards():
     assert zoo.table() in (ROOT / "docs" / "zoo.md").read_text()
 
 
+def test_the_script_puts_the_ledgers_networks_into_the_zoo(tmp_path, monkeypatch, capsys):
+    from benchmarks import zoo
+
+    from trimtab.claims.bench import Bench
+    from trimtab.claims.scales import SMOKE
+
+    monkeypatch.setattr(grammar, "ZOO", tmp_path / "zoo")
+    bench = Bench(SMOKE, 0, tmp_path / "work")
+    for name in ("cifar10-mixture", "cifar10-advbn"):  # the second starts from the standard network
+        bench.network(zoo.LEDGER[name][1])
+    words = ["--ledger", str(tmp_path), "--work", str(tmp_path / "work"), "--scale", "smoke", "--limit", "24"]
+    assert zoo.main(words) == 1
+    missing = capsys.readouterr().err
+    assert (
+        f"zoo:cifar10-apart is not trained yet: trimtab reproduce APA-1 --scale smoke --out {tmp_path}"
+        in missing
+    )
+    made = {path.name for path in (tmp_path / "zoo").iterdir()}
+    assert made == {"cifar10-standard", "cifar10-mixture", "cifar10-advbn"}
+    assert all(f"zoo:{name} " not in missing for name in made)
+    for name in made:
+        recipe = train.read_recipe(tmp_path / "zoo" / name / "recipe.yaml")
+        assert "--eps 8/255" in card_of(name)["evaluate"]
+        assert card_of(name)["about"] == recipe.about
+        assert recipe.about.endswith(f"seed 0 at scale smoke ({zoo.LEDGER[name][0]})")
+    retrained = train.fit(recipe=tmp_path / "zoo" / "cifar10-advbn" / "recipe.yaml", folder=tmp_path / "run")
+    again, kept = retrained.model.state_dict(), trimtab.load("zoo:cifar10-advbn").state_dict()
+    assert again.keys() == kept.keys()  # the command on the card trains this network
+    assert all(bool((again[name] == value).all()) for name, value in kept.items())
+
+
 def test_the_script_puts_a_run_into_the_zoo(tmp_path, monkeypatch, capsys):
     from benchmarks import zoo
 
