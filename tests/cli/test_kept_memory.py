@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from trimtab.cli import memory
-
 SCRIPT = """
 import resource, sys
 import torch
@@ -40,8 +38,3 @@ def pages(how: str, size: int, count: int) -> tuple[int, bool]:
     command = [sys.executable, "-c", SCRIPT, how, str(size), str(count)]
     taken, done = subprocess.run(command, capture_output=True, text=True).stdout.split()
     return int(taken), done == "True"
-
-
-def test_the_old_name_warns_and_is_the_same_function() -> None:
-    with pytest.warns(DeprecationWarning, match="keep_freed is now tune_allocator"):
-        assert memory.keep_freed is memory.tune_allocator

@@ -15,7 +15,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,6 +251,23 @@ class Bench:
     def accuracy(self, model: nn.Module, condition: Condition | Any = None, **how: Any) -> float:
         """Return the accuracy on test images, with its per-image outcomes; arguments as in `columns`."""
         return PerImage(self.correct(model, condition, **how))
+
+    def table(
+        self, subjects: Mapping[str, Net | tuple[Net, BNMode | None]], conditions: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Return the accuracy of every subject under every condition, as rows "SUBJECT, CONDITION".
+
+        Args:
+            subjects: Networks by name, those in a BN mode as (network, mode).
+            conditions: Conditions and attacks by name; None is clean images.
+        """
+        rows: dict[str, float] = {}
+        for name, subject in subjects.items():
+            net, state = subject if isinstance(subject, tuple) else (subject, None)
+            model = self.network(net)
+            for what, condition in conditions.items():
+                rows[f"{name}, {what}"] = self.accuracy(model, condition, state=state)
+        return rows
 
     def _sized(self, condition: Any, how: dict[str, Any]) -> dict[str, Any]:
         kind = getattr(as_condition(condition), "kind", "clean") if condition is not None else "clean"

@@ -94,6 +94,14 @@ def tuned(**changes: Any) -> Net:
 
 
 BN, NONE = standard(), standard("none")
+FAMILIES = {
+    f"{family} {name}": standard(norm, family.lower())
+    for family in ("VGG", "ResNet")
+    for name, norm in {"BN": "bn", "none": "none"}.items()
+}
+"""The paper's two families, with and without BN."""
+BY_NORM = {"none": NONE, **{name: standard(norm) for name, norm in NORMS.items()}}
+"""The same ResNet with each normalization."""
 ADV_BN = Net("lig-adversarial-paper", watch=over_training)
 ADV_NONE = Net("lig-adversarial-paper", {"model": lambda s: f"{s.network},norm=none"}, watch=over_training)
 
@@ -107,9 +115,14 @@ def largest_difference(rows: Mapping[str, float]) -> float:
     return max(clean) - min(clean)
 
 
-def pgd(bench: Bench) -> PGD:
-    """Return the PGD attack of the paper, with the steps of the scale."""
-    return PGD(EPS, steps=bench.scale.steps)
+def tried(bench: Bench) -> dict[str, Any]:
+    """Return clean images and the attacks of the paper, with the steps of the scale."""
+    return {"clean": None, "PGD": PGD(EPS, steps=bench.scale.steps), "CW": CW(EPS, steps=bench.scale.steps)}
+
+
+def clean_and_pgd(bench: Bench) -> dict[str, Any]:
+    """Return clean images and the paper's PGD attack."""
+    return {"clean": None, "PGD": PGD(EPS, steps=bench.scale.steps)}
 
 
 def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
@@ -136,7 +149,7 @@ def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
             Above(f"{family} none, CW", f"{family} BN, CW"),
         )
     ],
-    networks=[standard(norm, family) for family in ("vgg", "resnet") for norm in ("bn", "none")],
+    networks=list(FAMILIES.values()),
     needs=[
         need for family in ("VGG", "ResNet")
         for need in (Needs(f"{family} none, clean", LEAST), Needs(f"{family}, {UNEQUAL}", most=SIMILAR))
@@ -145,20 +158,9 @@ def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
 )  # fmt: skip
 def vulnerability(bench: Bench) -> dict[str, float]:
     """Measure clean and robust accuracy with and without BN."""
-    rows: dict[str, float] = {}
-    steps = bench.scale.steps
-    tried = {
-        "PGD": pgd(bench),
-        "CW": CW(EPS, steps=steps),
-        "PGD l_inf 1/255": PGD(Linf("1/255"), steps=steps),
-    }
+    l_inf = PGD(Linf("1/255"), steps=bench.scale.steps)
+    rows = bench.table(FAMILIES, {**tried(bench), "PGD l_inf 1/255": l_inf})
     for family in ("VGG", "ResNet"):
-        for name, norm in {"BN": "bn", "none": "none"}.items():
-            model = bench.network(standard(norm, family.lower()))
-            rows[f"{family} {name}, clean"] = bench.accuracy(model)
-            rows |= {
-                f"{family} {name}, {way}": bench.accuracy(model, attack) for way, attack in tried.items()
-            }
         of_family = {name: value for name, value in rows.items() if name.startswith(family)}
         rows[f"{family}, {UNEQUAL}"] = largest_difference(of_family)
     return rows
@@ -173,16 +175,12 @@ def vulnerability(bench: Bench) -> dict[str, float]:
         *(Above(f"{name}, clean", "none, clean", effect=0.005) for name in ("IN", "LN", "GN")),
         *(Above(f"{name}, PGD", "IN, PGD") for name in ("BN", "LN", "GN")),
     ],
-    networks=[standard(norm) for norm in ("none", *NORMS.values())],
+    networks=list(BY_NORM.values()),
     needs=[Needs("none, clean", LEAST), Needs(UNEQUAL, most=SIMILAR)], changed="a precondition was added",
 )  # fmt: skip
 def other_norms(bench: Bench) -> dict[str, float]:
     """Measure clean and robust accuracy with each normalization."""
-    rows: dict[str, float] = {}
-    for name, norm in {"none": "none", **NORMS}.items():
-        model = bench.network(standard(norm))
-        rows |= {f"{name}, clean": bench.accuracy(model), f"{name}, PGD": bench.accuracy(model, pgd(bench))}
-        rows[f"{name}, CW"] = bench.accuracy(model, CW(EPS, steps=bench.scale.steps))
+    rows = bench.table(BY_NORM, tried(bench))
     return rows | {UNEQUAL: largest_difference(rows)}
 
 
@@ -191,20 +189,14 @@ def other_norms(bench: Bench) -> dict[str, float]:
     "Under FGSM at 4/255 the order is reversed: BN looks more robust",
     figures={"VGG none, FGSM": "23.26", "VGG BN, FGSM": "51.28"},
     tests=[Above("VGG BN, FGSM", "VGG none, FGSM"), Above("ResNet BN, FGSM", "ResNet none, FGSM")],
-    networks=[standard(norm, family) for family in ("vgg", "resnet") for norm in ("bn", "none")],
+    networks=list(FAMILIES.values()),
     needs=[Needs("VGG none, clean", LEAST), Needs("ResNet none, clean", LEAST)],
 )  # fmt: skip
 def single_step(bench: Bench) -> dict[str, float]:
     """Measure accuracy under FGSM and PGD at 4/255."""
-    rows: dict[str, float] = {}
     four = Linf("4/255")
-    for family in ("VGG", "ResNet"):
-        for name, norm in {"BN": "bn", "none": "none"}.items():
-            model = bench.network(standard(norm, family.lower()))
-            rows[f"{family} {name}, clean"] = bench.accuracy(model)
-            rows[f"{family} {name}, FGSM"] = bench.accuracy(model, FGSM(four))
-            rows[f"{family} {name}, PGD 4/255"] = bench.accuracy(model, PGD(four, steps=bench.scale.steps))
-    return rows
+    several = PGD(four, steps=bench.scale.steps)
+    return bench.table(FAMILIES, {"clean": None, "FGSM": FGSM(four), "PGD 4/255": several})
 
 
 LOW = ("fog", "contrast")
@@ -225,7 +217,7 @@ LOW = ("fog", "contrast")
             for name in ("IN", "LN", "GN")
         ),
     ],
-    networks=[*(standard(norm) for norm in ("none", *NORMS.values())), ADV_BN],
+    networks=[*BY_NORM.values(), ADV_BN],
     needs=[Needs("none, clean", LEAST), Needs("adversarially trained, clean", LEAST)],
 )  # fmt: skip
 def corruptions(bench: Bench) -> dict[str, float]:
@@ -233,15 +225,11 @@ def corruptions(bench: Bench) -> dict[str, float]:
 
     The paper's networks have similar clean accuracies, small ones do not; plain accuracy would reflect that.
     """
-    nets = {name: standard(norm) for name, norm in {"none": "none", **NORMS}.items()}
+    groups = {"noise": corruption.NOISE, "fog and contrast": LOW, "all corruptions": None}
     rows: dict[str, float] = {}
-    for name, net in {**nets, "adversarially trained": ADV_BN}.items():
+    for name, net in {**BY_NORM, "adversarially trained": ADV_BN}.items():
         errors = corruption.errors(bench, bench.network(net))
-        for group, members in {
-            "noise": corruption.NOISE,
-            "fog and contrast": LOW,
-            "all corruptions": None,
-        }.items():
+        for group, members in groups.items():
             rows[f"{name}, {group}"] = 1 - corruption.mean_error(errors, members)
             rows[f"{name}, kept under {group}"] = rows[f"{name}, {group}"] / (1 - errors["clean"])
         rows[f"{name}, clean"] = 1 - errors["clean"]
@@ -280,9 +268,8 @@ def transfer(bench: Bench) -> dict[str, float]:
         seed=bench.seed,
     )
     rows = {f"from {row['source']} to {row['target']}": float(row["accuracy"]) for row in table}
-    for name, net in {**sources, **targets}.items():
-        rows[f"{name}, clean"] = bench.accuracy(bench.network(net))
-    return {f"from {s}": fmean(rows[f"from {s} to {t}"] for t in targets) for s in sources} | rows
+    means = {f"from {s}": fmean(rows[f"from {s} to {t}"] for t in targets) for s in sources}
+    return means | rows | bench.table({**sources, **targets}, {"clean": None})
 
 
 @claim(
@@ -294,7 +281,7 @@ def transfer(bench: Bench) -> dict[str, float]:
         *(Above("none, gaussian", f"{name}, gaussian", effect=0.02) for name in NORMS),
         *(Above(f"none, {probe}", f"BN, {probe}", effect=0.02) for probe in ("uniform", "fgsm", "pgd")),
     ],
-    networks=[standard(norm) for norm in ("none", *NORMS.values())],
+    networks=list(BY_NORM.values()),
     needs=[Needs("none, clean", LEAST), Needs(UNEQUAL, most=SIMILAR)], headline=True,
     changed="FGSM and PGD probes were clipped, and PGD started at random; the paper does neither; a "
     "precondition was added",
@@ -302,19 +289,18 @@ def transfer(bench: Bench) -> dict[str, float]:
 def similarity(bench: Bench) -> dict[str, float]:
     """Measure LIGS with each normalization and probe."""
     rows: dict[str, float] = {}
-    for name, norm in {"none": "none", **NORMS}.items():
-        net = standard(norm)
+    for name, net in BY_NORM.items():
         rows |= {f"{name}, {probe}": ligs(bench, net, probe) for probe in measure.PROBES}
         rows[f"{name}, after the first epoch"] = bench.history(net)[0]["ligs"]
-        rows[f"{name}, clean"] = bench.accuracy(bench.network(net))
-    for name, norm in NORMS.items():
-        rows |= at_equal_accuracy(bench, name, norm)
+    rows |= bench.table(BY_NORM, {"clean": None})
+    for name in NORMS:
+        rows |= at_equal_accuracy(bench, name)
     return rows | {UNEQUAL: largest_difference(rows)}
 
 
-def at_equal_accuracy(bench: Bench, name: str, norm: str) -> dict[str, float]:
+def at_equal_accuracy(bench: Bench, name: str) -> dict[str, float]:
     """Return LIGS with and without a norm at the epochs where both are as accurate as the worse one ends."""
-    histories = {"none": bench.history(NONE), name: bench.history(standard(norm))}
+    histories = {which: bench.history(BY_NORM[which]) for which in ("none", name)}
     target = min(history[-1]["usefulness"] for history in histories.values())
     rows: dict[str, float] = {}
     for which, history in histories.items():
@@ -352,12 +338,14 @@ def under_adversarial_training(bench: Bench) -> dict[str, float]:
         "standard, none": NONE,
     }
     rows = {name: ligs(bench, net) for name, net in nets.items()}
-    rows |= {f"{name}, clean": bench.accuracy(bench.network(net)) for name, net in nets.items()}
-    rows |= {f"{name}, PGD": bench.accuracy(bench.network(net), pgd(bench)) for name, net in nets.items()}
-    return rows | {
-        f"{name}, lowest over training": min(epoch["ligs"] for epoch in bench.history(net))
-        for name, net in nets.items()
-    }
+    return (
+        rows
+        | bench.table(nets, clean_and_pgd(bench))
+        | {
+            f"{name}, lowest over training": min(epoch["ligs"] for epoch in bench.history(net))
+            for name, net in nets.items()
+        }
+    )
 
 
 REGULARIZED = Net("lig-regularizer-paper", watch=over_training)
@@ -386,16 +374,9 @@ def regularizer(bench: Bench) -> dict[str, float]:
 
     The paper states no weight: weight 1 is tested, another one is context.
     """
-    rows: dict[str, float] = {}
-    for name, net in weights(bench.scale).items():
-        model = bench.network(net)
-        rows |= {f"{name}, clean": bench.accuracy(model), f"{name}, PGD": bench.accuracy(model, pgd(bench))}
-        rows |= {
-            f"{name}, LIGS": ligs(bench, net),
-            f"{name}, FGSM 1/255": bench.accuracy(model, FGSM(Linf("1/255"))),
-        }
-        rows[f"{name}, CW"] = bench.accuracy(model, CW(EPS, steps=bench.scale.steps))
-    return rows
+    nets = weights(bench.scale)
+    rows = bench.table(nets, {**tried(bench), "FGSM 1/255": FGSM(Linf("1/255"))})
+    return rows | {f"{name}, LIGS": ligs(bench, net) for name, net in nets.items()}
 
 
 STUDENT = "net:resnet18_cifar"
@@ -470,12 +451,11 @@ ON = {
 )  # fmt: skip
 def constructed(bench: Bench) -> dict[str, float]:
     """Measure LIGS and accuracy of networks trained on constructed sets."""
-    rows = {"none, clean": bench.accuracy(bench.network(NONE))}
+    rows = bench.table({"none": NONE}, {"clean": None}) | bench.table(ON, clean_and_pgd(bench))
     rows |= {f"{made.kind}, read by its source": read(bench, made) for made in (D_R, D_NR)}
     for name, net in ON.items():
-        model, history = bench.network(net), [epoch["ligs"] for epoch in bench.history(net)]
-        rows |= {f"{name}, LIGS": ligs(bench, net), f"{name}, clean": bench.accuracy(model)}
-        rows[f"{name}, PGD"] = bench.accuracy(model, pgd(bench))
+        history = [epoch["ligs"] for epoch in bench.history(net)]
+        rows[f"{name}, LIGS"] = ligs(bench, net)
         rows[f"{name}, LIGS after the first epoch"] = history[0]
         rows[f"{name}, highest LIGS over training"] = max(history)
     return rows
@@ -576,9 +556,7 @@ def other_factors(bench: Bench) -> dict[str, float]:
     nets = {"as it is": BN, **{name: variant(bench.scale) for name, variant in VARIANTS.items()}}
     taken = {"LIGS that BN takes": ligs(bench, NONE) - ligs(bench, BN)}
     rows = {f"{name}, LIGS": ligs(bench, net) for name, net in nets.items()}
-    return {**taken, **rows} | {
-        f"{name}, clean": bench.accuracy(bench.network(net)) for name, net in nets.items()
-    }
+    return {**taken, **rows} | bench.table(nets, {"clean": None})
 
 
 DECADES = 0.1
@@ -601,13 +579,9 @@ SHORTCUTS = {"BN without shortcuts": standard(shortcut=False), "Fixup": standard
 )  # fmt: skip
 def shortcuts(bench: Bench) -> dict[str, float]:
     """Measure networks without shortcuts and with Fixup initialization."""
-    rows: dict[str, float] = {}
-    for name, net in {"BN": BN, "none": NONE, **SHORTCUTS}.items():
-        model = bench.network(net)
-        rows |= {f"{name}, LIGS": ligs(bench, net), f"{name}, clean": bench.accuracy(model)}
-        rows |= {f"{name}, {what}": value for what, value in landscape_of(bench, net).items()}
-        rows[f"{name}, PGD"] = bench.accuracy(model, pgd(bench))
-    return rows
+    nets = {"BN": BN, "none": NONE, **SHORTCUTS}
+    rows = {f"{name}, LIGS": ligs(bench, net) for name, net in nets.items()}
+    return rows | bench.table(nets, clean_and_pgd(bench)) | landscapes(bench, nets)
 
 
 @claim(
@@ -636,11 +610,13 @@ def adapted(bench: Bench) -> dict[str, float]:
     return rows
 
 
-def landscape_of(bench: Bench, net: Net) -> dict[str, float]:
-    """Return log10 of loss range, gradient change and smoothness, averaged over training."""
-    history = bench.history(net)
-    names = ("loss range", "gradient change", "beta")
-    return {name: fmean(math.log10(max(epoch[name], 1e-6)) for epoch in history) for name in names}
+def landscapes(bench: Bench, nets: Mapping[str, Net]) -> dict[str, float]:
+    """Return log10 of loss range, gradient change and smoothness of networks, averaged over training."""
+    return {
+        f"{name}, {what}": fmean(math.log10(max(epoch[what], 1e-6)) for epoch in bench.history(net))
+        for name, net in nets.items()
+        for what in WALKED
+    }
 
 
 @claim(
@@ -652,12 +628,8 @@ def landscape_of(bench: Bench, net: Net) -> dict[str, float]:
         *(Above(f"none, {what}", f"BN, {what}", effect=DECADES) for what in WALKED),
         *(Above(f"{name}, beta", "BN, beta", effect=DECADES) for name in ("IN", "LN", "GN")),
     ],
-    networks=[standard(norm) for norm in ("none", *NORMS.values())],
+    networks=list(BY_NORM.values()),
 )  # fmt: skip
 def landscape(bench: Bench) -> dict[str, float]:
     """Measure the loss landscape with each normalization."""
-    rows: dict[str, float] = {}
-    for name, norm in {"none": "none", **NORMS}.items():
-        values = landscape_of(bench, standard(norm))
-        rows |= {f"{name}, {what}": value for what, value in values.items()}
-    return rows
+    return landscapes(bench, BY_NORM)

@@ -9,22 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from trimtab.cli.options import (
-    AS_RECORDED,
-    Count,
-    Device,
-    Json,
-    Model,
-    Place,
-    Preprocessing,
-    Seed,
-    Split,
-    first,
-    loaded,
-    origin,
-    speaks,
-    whole,
-)
+import trimtab
+from trimtab.cli.evaluate import run_with_progress
+from trimtab.cli.lazy import adapt, console, data, evaluate, models
+from trimtab.cli.options import OnImages, Place, first, origin, speaks, whole
 from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
@@ -32,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Adapt:
+class Adapt(OnImages):
     """Measure accuracy with and without adapted statistics, under noise.
 
     Each table of the paper is one command:
@@ -41,13 +29,6 @@ class Adapt:
       adapt MODEL --sigma 0.5 --batch-size 8 16 32 64 128     how large a batch (table 5)
     """
 
-    model: Model
-    data: str = "sample"
-    """Images with labels (`trimtab data list`)."""
-    split: Split = "test"
-    preprocessing: Preprocessing = AS_RECORDED
-    limit: Count = None
-    """Only the first N images."""
     sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
     """Stds of Gaussian noise, in pixels; 0 is clean."""
     clip: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -60,8 +41,6 @@ class Adapt:
     """Sizes of the batches that adapt."""
     blend_of: str = "std"
     """What rho blends in addition to the mean: std (the paper) or var."""
-    seed: Seed = 0
-    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     save: Place = None
@@ -71,15 +50,11 @@ class Adapt:
     """Std of the noise on those images."""
     save_images: int = 512
     """Number of images to freeze on."""
-    json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data
-
         self._check()
-        model = loaded(self.model, self.device, self.preprocessing)
-        images = data.load(self.data, self.split, input=model.spec)
+        model, images = self.opened()
         n = len(first(images, self.limit))
         sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # no batch is larger
         cards = {size: self._measured(model, images, size) for size in sizes}
@@ -104,24 +79,16 @@ class Adapt:
 
     def _measured(self, model: Any, images: Any, size: int) -> Card:
         """All conditions under running statistics, and adapted in batches of this size."""
-        from trimtab import evaluate
-        from trimtab.cli.evaluate import run_with_progress
-        from trimtab.evaluate.bn_modes import PerBatchMode, RunningMode
-        from trimtab.evaluate.conditions import Clean, Noise
-
-        suite = [Noise(s, self.clip) if number(s) else Clean() for s in self.sigma]
+        suite = [evaluate.Noise(s, self.clip) if number(s) else evaluate.Clean() for s in self.sigma]
         suite += [_corrupted(text) for text in self.corruption]
-        adapted = [PerBatchMode(number(rho), self.blend_of) for rho in self.rho]
+        adapted = [evaluate.PerBatchMode(number(rho), self.blend_of) for rho in self.rho]
         return run_with_progress(
-            evaluate, model, images, suite=suite, store=self.store, limit=self.limit, seed=self.seed,
-            bn_modes=[RunningMode(), *adapted], batch_size=size, chunk=size, name=self.model,
+            model, images, suite=suite, store=self.store, limit=self.limit, seed=self.seed,
+            bn_modes=[evaluate.RunningMode(), *adapted], batch_size=size, chunk=size, name=self.model,
         )  # fmt: skip
 
     def _freeze(self, model: Any, images: Any, folder: Path) -> None:
         """Save the model with statistics frozen on noisy training images."""
-        import trimtab
-        from trimtab import adapt, data, models
-
         known = data.load(self.data, "train", input=model.spec)
         batch = next(iter(known.batches(self.save_images)))
         frozen = adapt.frozen_under_noise(
@@ -133,8 +100,6 @@ class Adapt:
         trimtab.save(frozen, folder)
 
     def _print(self, cards: Mapping[int, Card], images: str) -> None:
-        from trimtab.cli import console
-
         console.table(
             f"{self.model}, {images}: accuracy with a 95 % interval",
             ["condition", "BN mode", "batch", "correct"],
@@ -145,13 +110,11 @@ class Adapt:
         # Coupled batches are what this command compares, so their flag is left out.
         console.flags([flag for flag in dict.fromkeys(raised) if flag.name != "batch"])
         if self.save is not None:
-            console.out.print(f"The frozen model is in {self.save}.", markup=False)
+            console.say(f"The frozen model is in {self.save}.")
 
 
 def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
     """One line per condition, BN mode and batch; running statistics do not depend on the batch."""
-    from trimtab.cli import console
-
     rows = {}
     for card in cards.values():
         for place, row in enumerate(card.rows):
@@ -166,7 +129,5 @@ def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
 
 
 def _corrupted(text: str) -> Any:
-    from trimtab.evaluate.conditions import Corrupted
-
     name, _, severity = text.partition(":")
-    return Corrupted(name, whole(severity or "3", "the severity of --corruption"))
+    return evaluate.Corrupted(name, whole(severity or "3", "the severity of --corruption"))

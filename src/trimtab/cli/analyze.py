@@ -8,18 +8,8 @@ from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from trimtab.cli.options import (
-    AS_RECORDED,
-    Device,
-    Json,
-    Model,
-    Number,
-    Preprocessing,
-    Seed,
-    Split,
-    first,
-    loaded,
-)
+from trimtab.cli.lazy import console, measure, norm
+from trimtab.cli.options import Number, OnImages, first
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -27,19 +17,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Analyze:
+class Analyze(OnImages):
     """Measure LIGS, tolerance to shifted statistics, and smoothness of the loss.
 
     LIGS is taken under all four probes, and the statistics of a batch are compared with the running ones.
     """
 
-    model: Model
-    data: str = "sample"
-    """Images with labels (`trimtab data list`)."""
-    split: Split = "test"
-    preprocessing: Preprocessing = AS_RECORDED
     limit: int = 512
-    """Only the first N images."""
     eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
     """Relative radii of statistics shifts."""
     source: Literal["running", "batch"] = "running"
@@ -48,19 +32,12 @@ class Analyze:
     """With --source batch: groups of a batch with statistics of their own, as in APART's second pass."""
     batch_size: int = 256
     """Images per batch; the first batch gives the batch statistics and the loss along a step."""
-    seed: Seed = 0
-    device: Device = "auto"
-    json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data
-        from trimtab.cli import console
-
         if min(self.groups) < 1 or (max(self.groups) > 1 and self.source == "running"):
             raise BadInput("--groups are whole numbers from 1 on, and above 1 go with --source batch")
-        model = loaded(self.model, self.device, self.preprocessing)
-        images = data.load(self.data, self.split, input=model.spec)
+        model, images = self.opened()
         batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
         results = self._measured(model, images, batches)
         if self.json:
@@ -70,8 +47,6 @@ class Analyze:
         return 0
 
     def _measured(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
-        from trimtab import measure, norm
-        from trimtab.cli import console
         from trimtab.evaluate import RunningMode, trust
         from trimtab.evaluate.records import ImagesRecord
         from trimtab.measure.statistics import ATTACKS
@@ -109,8 +84,6 @@ class Analyze:
         }
 
     def _print(self, results: Mapping[str, Any], name: str, batches: Sequence[Batch]) -> None:
-        from trimtab.cli import console
-
         n = sum(len(batch.y) for batch in batches)
         console.table(
             f"{self.model} on the first {n} images of {name}, BN mode running: LIGS (1: the same gradient "
@@ -128,20 +101,17 @@ class Analyze:
                 right=[1, 2],
             )
         else:
-            console.out.print("Statistics were not shifted: no batch-norm layer can be steered.")
+            console.say("Statistics were not shifted: no batch-norm layer can be steered.")
         landscape = results["landscape"]
         low, high = landscape.loss_range
-        console.out.print(
+        console.say(
             f"Along a training step the loss ranges from {low:.3f} to {high:.3f}, its gradient changes "
-            f"by up to {landscape.gradient_change:.3g}; effective beta {landscape.beta:.3g}.",
-            markup=False,
+            f"by up to {landscape.gradient_change:.3g}; effective beta {landscape.beta:.3g}."
         )
         if results["flags"]:
             console.flags(results["flags"])
 
     def _print_tolerance(self, every: Sequence[Mapping[str, Any]], n: int) -> None:
-        from trimtab.cli import console
-
         rows = [row for row in every if row["groups"] == n]
         attacks = list(dict.fromkeys(row["attack"] for row in rows))
         accuracy = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import trimtab
+from trimtab.cli.lazy import console, data, models, norm
 from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, Strict, Text, first
 
 if TYPE_CHECKING:
-    from trimtab import models, norm
     from trimtab.data import Images
 
 
@@ -31,10 +32,6 @@ class Audit:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import data, norm
-        from trimtab.cli import console
-
         model = self.preprocessing.applied(trimtab.load(self.model))
         images = None
         if self.data is not None:
@@ -57,10 +54,8 @@ def _input(model: models.Pixels, images: Images | None) -> dict[str, Any]:
 
 
 def _print(name: str, audit: norm.Audit) -> None:
-    from trimtab.cli import console
-
     if not audit.layers:
-        console.out.print(f"{name} has no normalization layers.")
+        console.say(f"{name} has no normalization layers.")
         return
     columns: dict[str, list[str]] = {
         "layer": [layer.name for layer in audit.layers],
@@ -83,10 +78,10 @@ def _print(name: str, audit: norm.Audit) -> None:
         for warning in layer.warnings:
             by_advice.setdefault(f"{warning.kind}: {warning.advice}", []).append((layer.name, warning.what))
     if not by_advice:
-        console.out.print("No warnings.")
+        console.say("No warnings.")
     for advice, places in by_advice.items():
         where = places[0][0] if len(places) == 1 else f"{len(places)} layers, the first {places[0][0]}"
-        console.out.print(f"{advice}. ({where}: {places[0][1]})", markup=False, highlight=False)
+        console.say(f"{advice}. ({where}: {places[0][1]})")
 
 
 def _drift(value: float | None, unit: str) -> str:

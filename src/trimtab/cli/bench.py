@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from trimtab.cli.lazy import console
 from trimtab.cli.options import Json, Place, Text
+from trimtab.types import BadInput
 
 TREE = Path(__file__).parents[3]
 """The root of a source tree, with `benchmarks` next to `src`."""
@@ -43,25 +45,23 @@ class Bench:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab.cli import console
-
         benchmarks, written = _tree()
         asked = benchmarks.Asked(self.rounds, self.threads, self.quick, self.standard, self.robust)
         rows, skipped = [], []
         for result in benchmarks.run(self.sections, asked):
             if isinstance(result, benchmarks.Skipped):
                 skipped.append(result)
-                console.err.print(f"{result.section} is skipped: {result.why}.", markup=False)
+                console.note(f"{result.section} is skipped: {result.why}.")
             else:
                 rows.append(result)
                 if not self.json:
-                    console.out.print(written.line(result), markup=False, soft_wrap=True)
+                    print(written.line(result))
         about = written.circumstances(asked, self.sections)
         if self.json:
-            console.out.print(written.as_json(rows, skipped, about), markup=False, soft_wrap=True)
+            print(written.as_json(rows, skipped, about))
         if self.out is not None:
             files = written.write(self.out, rows, skipped, about)
-            console.err.print(f"{len(rows)} rows are in {', '.join(map(str, files))}.", markup=False)
+            console.note(f"{len(rows)} rows are in {', '.join(map(str, files))}.")
         return 0
 
 
@@ -69,8 +69,6 @@ def _tree() -> tuple[Any, Any]:
     """The package `benchmarks` of the source tree, and its writer."""
     import importlib
     import sys
-
-    from trimtab.types import BadInput
 
     if not (TREE / "benchmarks" / "race.py").exists():
         raise BadInput(

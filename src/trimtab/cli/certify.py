@@ -7,19 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.cli.options import (
-    AS_RECORDED,
-    Device,
-    Json,
-    Model,
-    Number,
-    Preprocessing,
-    Seed,
-    Split,
-    Text,
-    loaded,
-    origin,
-)
+from trimtab.cli.evaluate import run_with_progress
+from trimtab.cli.lazy import adapt, console, data
+from trimtab.cli.options import Number, OnImages, Text, origin
 from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
@@ -27,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Certify:
+class Certify(OnImages):
     """Measure certified accuracy over l2 radii, by randomized smoothing.
 
     Killed and run again, it resumes. With --adapt N the statistics are first re-estimated on N training
@@ -35,13 +25,7 @@ class Certify:
     accuracy under noise.
     """
 
-    model: Model
-    data: str = "sample"
-    """Images with labels (`trimtab data list`)."""
-    split: Split = "test"
-    preprocessing: Preprocessing = AS_RECORDED
     limit: int = 100
-    """Only the first N images."""
     sigma: tuple[str, ...] = ("0.25",)
     """Stds of the smoothing noise, in pixels."""
     n0: int = 100
@@ -54,19 +38,13 @@ class Certify:
     """Freeze the statistics on N noisy images first; 0 leaves them as they are."""
     adapt_on: Text = None
     """Which images: train (sound, the default), or test as in the paper (labeled so)."""
-    seed: Seed = 0
-    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
-    json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data
-
         self._check()
-        model = loaded(self.model, self.device, self.preprocessing)
-        images = data.load(self.data, self.split, input=model.spec)
+        model, images = self.opened()
         cards = {
             f"sigma {sigma:g}": self._measured(model, images, sigma) for sigma in map(number, self.sigma)
         }
@@ -83,21 +61,17 @@ class Certify:
             raise BadInput("--adapt-on goes with --adapt, the number of images to adapt to")
 
     def _measured(self, model: Any, images: Any, sigma: float) -> Card:
-        from trimtab import evaluate
-        from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate.certified import Certified
 
         statistics = "the model's own"
         if self.adapt:
             model, statistics = self._frozen(model, images, sigma)
         return run_with_progress(
-            evaluate, model, images, suite=[Certified(sigma, self.n0, self.n, self.alpha)], store=self.store,
+            model, images, suite=[Certified(sigma, self.n0, self.n, self.alpha)], store=self.store,
             limit=self.limit, seed=self.seed, chunk=16, name=f"{self.model}, statistics {statistics}",
         )  # fmt: skip
 
     def _print(self, cards: Mapping[str, Card]) -> None:
-        from trimtab.cli import console
-
         first_rows = {sigma: card.rows[0] for sigma, card in cards.items()}
         curves = {sigma: dict(row.curve.points) if row.curve else {} for sigma, row in first_rows.items()}
         radii = [radius for radius in max(curves.values(), key=len) if radius]  # 0 is the accuracy itself
@@ -123,8 +97,6 @@ class Certify:
 
     def _frozen(self, model: Any, images: Any, sigma: float) -> tuple[Any, str]:
         """A copy with statistics frozen on noisy images, and where they come from."""
-        from trimtab import adapt, data
-
         split = self.adapt_on or "train"
         known = data.load(self.data, split, input=model.spec)
         batch = next(iter(known.batches(self.adapt)))
@@ -134,8 +106,6 @@ class Certify:
 
 
 def _as_json(cards: Mapping[str, Card]) -> None:
-    from trimtab.cli import console
-
     console.as_json(
         {
             sigma: {

@@ -30,6 +30,27 @@ out = Console(emoji=False, width=WIDE)
 err = Console(stderr=True, emoji=False)
 
 
+def say(text: str) -> None:
+    """Print a sentence as it is; into a file or a pipe it is one line."""
+    out.print(text, markup=False, highlight=False, soft_wrap=not out.is_terminal)
+
+
+def note(text: str) -> None:
+    """Print a sentence on stderr, likewise; of several processes only the first does."""
+    if speaks():
+        err.print(text, markup=False, highlight=False, soft_wrap=not err.is_terminal)
+
+
+def result(for_scripts: bool, value: Any, *sentences: str) -> int:
+    """Print what a command did, as JSON for scripts or else in sentences; return the exit code 0."""
+    if for_scripts:
+        as_json(value)
+    else:
+        for sentence in sentences:
+            say(sentence)
+    return 0
+
+
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> None:
@@ -88,7 +109,7 @@ def scorecard(card: Card) -> None:
         right=range(1, 1 + len(modes)),
     )
     for row in card.without_early_stopping:
-        out.print(f"{row.condition}, in BN mode {row.bn_mode}: {row.iterate} of whole batches.", markup=False)
+        say(f"{row.condition}, in BN mode {row.bn_mode}: {row.iterate} of whole batches.")
     flags(card.flags)
 
 
@@ -168,9 +189,8 @@ def _lines(what: str) -> Update:
 
     def update(done: float, total: float, text: str = "", seconds: float | None = None) -> None:
         left = duration(clock.left(done, total) if seconds is None else seconds)
-        if speaks() and time.monotonic() - last[0] > QUIET:
+        if time.monotonic() - last[0] > QUIET:
             last[0] = time.monotonic()
-            line = f"{text or what}: {100 * done / total if total else 0:.0f} %{left and f', {left}'}"
-            err.print(line, markup=False, soft_wrap=True)
+            note(f"{text or what}: {100 * done / total if total else 0:.0f} %{left and f', {left}'}")
 
     return update

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from trimtab.cli.lazy import console, construct, data
 from trimtab.cli.options import Count, Device, Json, Model, Number, Place, Seed, Split, first, loaded
+from trimtab.types import BadInput
 
 DECODED = ("AdvBN", "reconstructed")
 """Kinds whose images come from a decoder."""
@@ -53,9 +55,6 @@ class Construct:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import construct, data
-        from trimtab.cli import console
-
         self._check()
         about = {"kind": self.kind, "source": self.model, "images": f"{self.data} {self.split}"}
         if self.kind in DECODED:
@@ -64,30 +63,16 @@ class Construct:
         images = first(data.load(self.data, self.split, input=model.spec), self.limit)
         method = self._method(model)
         with console.progress(f"constructing {self.kind}") as tell:
-            out = construct.build(
-                method,
-                model,
-                images,
-                self._out,
-                self.seed,
-                about,
-                tell,
-            )
-        if self.json:
-            console.as_json({**about, "out": str(out), "n": len(images)})
-        else:
-            use = f"use them as --data {quote(f'npz:{out}')}"
-            console.out.print(f"{len(images)} images are in {out}; {use}", markup=False)
-        return 0
+            out = construct.build(method, model, images, self._out, self.seed, about, tell)
+        use = f"use them as --data {quote(f'npz:{out}')}"
+        sentence = f"{len(images)} images are in {out}; {use}"
+        return console.result(self.json, {**about, "out": out, "n": len(images)}, sentence)
 
     @property
     def _out(self) -> Path:
         return self.out or Path(f"{self.kind}.npz")
 
     def _check(self) -> None:
-        from trimtab import construct
-        from trimtab.types import BadInput
-
         kinds = (*construct.KINDS, *DECODED)
         if self.kind not in kinds:
             raise BadInput(f"{self.kind!r} is no construction; take one of {', '.join(kinds)}")
@@ -111,9 +96,6 @@ class Construct:
             )
 
     def _method(self, model: Any) -> Any:
-        from trimtab import construct, data
-        from trimtab.cli import console
-
         steps = {} if self.steps is None else {"steps": self.steps}
         if self.kind not in DECODED:
             return construct.construction(self.kind, **steps)

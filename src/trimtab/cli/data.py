@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from trimtab.cli.lazy import console, data
 from trimtab.cli.options import Json, Place
 
 
@@ -24,8 +25,6 @@ class Fetch:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data
-        from trimtab.cli import console
         from trimtab.data.fetch import checked
 
         before = data.available(self.root).get(self.name, False)
@@ -34,14 +33,10 @@ class Fetch:
                 self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
             )
         right = checked(self.name, self.source, before)
-        if self.json:
-            console.as_json({"name": self.name, "folder": str(home), "checked": right})
-        elif right:
-            console.out.print(f"{self.name} is in {home}, and its hash is right.", markup=False)
-        else:
-            why = "it was there before" if before else f"{self.source} is not named like the published file"
-            console.out.print(f"{self.name} is in {home}; its hash was not checked: {why}.", markup=False)
-        return 0
+        why = "it was there before" if before else f"{self.source} is not named like the published file"
+        hashed = ", and its hash is right" if right else f"; its hash was not checked: {why}"
+        about = {"name": self.name, "folder": home, "checked": right}
+        return console.result(self.json, about, f"{self.name} is in {home}{hashed}.")
 
 
 @dataclass(frozen=True)
@@ -54,9 +49,6 @@ class List:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data
-        from trimtab.cli import console
-
         here = data.available(self.root)
         if self.json:
             console.as_json(here)

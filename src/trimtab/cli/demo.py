@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from trimtab.cli.options import Json
+import trimtab
+from trimtab.cli.evaluate import run_with_progress
+from trimtab.cli.lazy import adapt, attacks, console, data, evaluate, norm, report, train
+from trimtab.cli.options import Json, speaks
 
 if TYPE_CHECKING:
     from trimtab.evaluate import BNMode, Card, Row
@@ -48,10 +51,6 @@ class Demo:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import data, report
-        from trimtab.cli import console
-
         began, busy = time.perf_counter(), time.process_time()
         model, images = trimtab.load(STANDARD), data.load("sample", "test")
         findings = [self._audit(model, images)]
@@ -81,19 +80,15 @@ class Demo:
             self._as_json(cards, certified, findings, page)
             return 0
         for sentence in findings:
-            console.out.print(f"• {sentence}", markup=False, highlight=False)
+            console.say(f"• {sentence}")
         took = f"{time.perf_counter() - began:.0f} s ({time.process_time() - busy:.0f} s of processor time)"
-        console.out.print(f"That took {took}. The page is {page.resolve()}", markup=False, highlight=False)
+        console.say(f"That took {took}. The page is {page.resolve()}")
         return 0
 
     def _say(self, words: str) -> None:
-        from trimtab.cli import console
-
         (console.err if self.json else console.out).print(words, markup=False, highlight=False)
 
     def _audit(self, model: Any, images: Any) -> str:
-        from trimtab import norm
-
         self._say(f"1. {STANDARD}: a ResNet-8 with standard training on 7,500 embedded images of clothes")
         audit = norm.audit(model, images.subset(slice(0, 512)).batches(128))
         worst = max(layer.drift_mean or 0.0 for layer in audit.layers)
@@ -105,47 +100,28 @@ class Demo:
 
     def _evaluate(self, name: str, model: Any, images: Any) -> Card:
         """All conditions with running statistics; noise and corruptions with adapted ones as well."""
-        from trimtab import attacks
-        from trimtab.cli import console
-        from trimtab.evaluate import (
-            Attacked,
-            Clean,
-            Corrupted,
-            Noise,
-            PerBatchMode,
-            RunningMode,
-            Shifted,
-            Similar,
-        )
-
-        linf = attacks.Linf(EPS)
-        attacked = [Attacked(attacks.FGSM(linf)), Attacked(attacks.PGD(linf, steps=20, early_stop=True))]
-        unattacked = [Clean(), Noise(0.1), Noise(SIGMA), Corrupted("fog", 3), Shifted(0.2), Similar()]
+        linf, running, clean = attacks.Linf(EPS), evaluate.RunningMode(), evaluate.Clean()
+        attacked = [attacks.FGSM(linf), attacks.PGD(linf, steps=20, early_stop=True)]
+        unattacked = [clean, evaluate.Noise(0.1), evaluate.Noise(SIGMA), evaluate.Corrupted("fog", 3)]
+        unattacked += [evaluate.Shifted(0.2), evaluate.Similar()]
         if name == MAIN:  # only what shows that this branch is unchanged
-            card = self._measure(name, model, images, [Clean(), *attacked], RunningMode())
+            card = self._measure(name, model, images, [clean, *attacked], running)
         else:
-            card = self._measure(name, model, images, [*unattacked, *attacked], RunningMode())
-            adapted = self._measure(name, model, images, unattacked, PerBatchMode(1.0))
+            card = self._measure(name, model, images, [*unattacked, *attacked], running)
+            adapted = self._measure(name, model, images, unattacked, evaluate.PerBatchMode(1.0))
             card = replace(card, rows=card.rows + adapted.rows, flags=card.flags + adapted.flags)
         if not self.json:
             console.scorecard(card)
         return card
 
     def _measure(self, name: str, model: Any, images: Any, suite: Any, mode: Any) -> Card:
-        from trimtab import evaluate
-        from trimtab.cli.evaluate import run_with_progress
-
         limit = min(self.limit, 48) if self.quick else self.limit
         return run_with_progress(
-            evaluate, model, images, suite=suite, bn_modes=[mode], limit=limit, name=name,
+            model, images, suite=suite, bn_modes=[mode], limit=limit, name=name,
             store=self.out / "store.sqlite", command=self.command, keep_images=True, examine=not self.quick,
         )  # fmt: skip
 
     def _certify(self, model: Any, images: Any) -> dict[str, Row]:
-        import trimtab
-        from trimtab import adapt, data, evaluate
-        from trimtab.cli import console
-        from trimtab.cli.evaluate import run_with_progress
         from trimtab.evaluate.certified import Certified
 
         first = next(iter(data.load("sample", "train").batches(256)))
@@ -160,7 +136,7 @@ class Demo:
         draws, limit = (100, 4) if self.quick else (1000, 32)
         rows = {
             name: run_with_progress(
-                evaluate, network, images, suite=[Certified(SIGMA, n=draws)], limit=limit, chunk=16,
+                network, images, suite=[Certified(SIGMA, n=draws)], limit=limit, chunk=16,
                 store=self.out / "store.sqlite", name=name, command=self.command,
             ).rows[0]
             for name, network in networks.items()
@@ -177,10 +153,6 @@ class Demo:
         return rows
 
     def _fine_tune(self) -> Any:
-        import trimtab
-        from trimtab import train
-        from trimtab.cli.options import speaks
-
         recipe = train.read_recipe(RECIPE, QUICK if self.quick else None)
         folder = self.out / ("mixture-quick" if self.quick else "mixture")
         if (folder / "model.json").is_file():
@@ -201,8 +173,6 @@ class Demo:
         import json
         from dataclasses import asdict
 
-        from trimtab.cli import console
-
         console.as_json(
             {
                 "cards": {name: json.loads(card.json()) for name, card in cards.items()},
@@ -217,8 +187,6 @@ def _released(model: Any, branch: str) -> Any:
     """A stock copy with the values of one branch: what one would deploy."""
     import copy
 
-    from trimtab import norm
-
     return norm.release(copy.deepcopy(model), branch)
 
 
@@ -227,13 +195,12 @@ def _released(model: Any, branch: str) -> Any:
 
 def under_stress(card: Card) -> list[str]:
     """Compare clean, attacked, and noisy accuracy, the latter with and without adapted statistics."""
-    from trimtab.evaluate import RunningMode
     from trimtab.evaluate.records import CleanRecord
 
     clean, worst = _accuracy(card, CleanRecord()), _attacked(card)
     noise = [row.condition for row in card.rows if row.kind == "noise"][-1]
     adapted = [row.bn_mode for row in card.rows][-1]
-    before, after = (_accuracy(card, noise, mode) for mode in (RunningMode(), adapted))
+    before, after = (_accuracy(card, noise, mode) for mode in (evaluate.RunningMode(), adapted))
     change = "raises" if after > before else "does not raise"
     return [
         f"It classifies {clean:.0%} of clean images correctly, and {worst:.0%} under attacks of {EPS} per "
@@ -269,13 +236,10 @@ def after_tuning(cards: dict[str, Card]) -> list[str]:
 
 
 def _accuracy(card: Card, condition: ConditionRecord, mode: BNMode | None = None) -> float:
-    from trimtab.evaluate import RunningMode
-
-    cell = (condition, mode or RunningMode())
+    cell = (condition, mode or evaluate.RunningMode())
     return next(row.accuracy for row in card.rows if (row.condition, row.bn_mode) == cell)
 
 
 def _attacked(card: Card) -> float:
-    from trimtab.evaluate import RunningMode
-
-    return min(r.accuracy for r in card.rows if r.kind == "attack" and r.bn_mode == RunningMode())
+    running = evaluate.RunningMode()
+    return min(row.accuracy for row in card.rows if row.kind == "attack" and row.bn_mode == running)

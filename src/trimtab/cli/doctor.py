@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
+from trimtab.cli.lazy import adapt, attacks, certify, console, data, models, norm
 from trimtab.cli.options import Json
 from trimtab.types import BadInput
 
@@ -40,7 +41,6 @@ class Doctor:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab.cli import console
         from trimtab.models.architectures import extra
 
         versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
@@ -59,7 +59,7 @@ class Doctor:
         console.table(f"trimtab {_version('trimtab')}, on {_device()}", ["package", "version"], rows)
         checked = [[name, error or "ok", f"{seconds:.1f} s"] for name, (error, seconds) in results.items()]
         console.table("Self test", ["check", "result", "took"], checked, right=[2])
-        console.out.print("All is well." if sound else "Something is wrong: see above.")
+        console.say("All is well." if sound else "Something is wrong: see above.")
         return int(not sound)
 
 
@@ -97,8 +97,6 @@ def _steering() -> None:
 
     import torch
 
-    from trimtab import models, norm
-
     stock = models.build("resnet8", classes=10, width=8).train()
     steered = norm.steer(copy.deepcopy(stock))
     x = torch.rand(8, 3, 32, 32)
@@ -109,8 +107,6 @@ def _steering() -> None:
 def _attacking() -> None:
     import torch
 
-    from trimtab import attacks, models
-
     model = models.build("resnet8", classes=10, width=8)
     x, y = torch.rand(16, 3, 32, 32), torch.arange(16) % 10
     adv = attacks.PGD(attacks.Linf("8/255"), steps=3)(model, x, y)
@@ -120,16 +116,12 @@ def _attacking() -> None:
 def _adapting() -> None:
     import torch
 
-    from trimtab import adapt, models
-
     model, x = models.build("resnet8", classes=10, width=8).eval(), torch.rand(16, 3, 32, 32)
     assert torch.equal(adapt.per_batch(model, rho=0.0)(x), model(x)), "rho 0 is not the model itself"
 
 
 def _certifying() -> None:
     import torch
-
-    from trimtab import certify, models
 
     model = models.build("resnet8", classes=10, width=8).eval()
     certificates = certify.certify(model, torch.rand(2, 3, 32, 32), sigma=0.25, n0=10, n=50)
@@ -144,8 +136,6 @@ def _bfloat16() -> None:
 
 
 def _reading() -> None:
-    from trimtab import data
-
     images = data.load("sample", "test")
     batch = next(iter(images.batches(32)))
     assert batch.x.shape[0] == 32, "the embedded sample cannot be read"

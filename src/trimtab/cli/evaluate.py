@@ -12,23 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import (
-    AS_RECORDED,
-    Count,
-    Device,
-    Json,
-    Model,
-    Place,
-    Preprocessing,
-    Seed,
-    Split,
-    Strict,
-    Text,
-    first,
-    loaded,
-    speaks,
-    whole,
-)
+from trimtab.cli.lazy import attacks, console, evaluate, report, train
+from trimtab.cli.options import OnImages, Place, Strict, Text, first, speaks, whole
+from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
     from trimtab.data import Images
@@ -42,17 +28,12 @@ BN_MODES = (
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(OnImages):
     """Measure accuracy, clean and under attack, and whether to trust it.
 
     A run that was killed resumes when it is started again; finished work is never repeated.
     """
 
-    model: Model
-    data: str = "sample"
-    """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
-    split: Split = "test"
-    preprocessing: Preprocessing = AS_RECORDED
     suite: str = "quick"
     """What to measure.
     quick: clean, FGSM, PGD-20, noise, shifted statistics, gradient similarity: minutes on a CPU
@@ -60,8 +41,6 @@ class Evaluate:
     full: and AutoAttack, a curve to 2000, all corruptions at all severities, certificates
     corruptions: clean, and the 15 + 4 common corruptions at all severities
     """
-    limit: Count = None
-    """Only the first N images."""
     bn_modes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODE ...")] = ("running",)
     """Which statistics normalize.
     running: the model's own
@@ -79,14 +58,12 @@ class Evaluate:
     """Radius of l_inf attacks, in pixels."""
     eps_l2: str = "0.5"
     """Radius of l2 attacks, in pixels; quick and corruptions do not use it."""
-    seed: Seed = 0
     batch_size: int = 256
     """Images per forward pass; results do not depend on it."""
     chunk: int = 256
     """Images that are committed at once, and the batch of modes that adapt per batch."""
     processes: int = 1
     """Processes on this machine."""
-    device: Device = "auto"
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
     html: Place = None
@@ -102,15 +79,10 @@ class Evaluate:
     force: tyro.conf.FlagCreatePairsOff[bool] = False
     """Attack even where the trust card finds that the numbers will be meaningless (wrong pixels, say)."""
     strict: Strict = False
-    json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import data, evaluate
-        from trimtab.attacks import L2, Linf
-        from trimtab.cli import console
         from trimtab.evaluate.suites import suite_of
-        from trimtab.types import BadInput
 
         for option in ("baseline", "corrupted"):
             if getattr(self, option) is not None and self.suite != "corruptions":
@@ -119,10 +91,9 @@ class Evaluate:
             from trimtab.report.page import require_folder
 
             require_folder(self.html)
-        model = loaded(self.model, self.device, self.preprocessing)
-        images = data.load(self.data, self.split, input=model.spec)
+        model, images = self.opened()
         baseline = self._baseline(images)
-        linf, l2 = Linf(self.eps), L2(self.eps_l2)
+        linf, l2 = attacks.Linf(self.eps), attacks.L2(self.eps_l2)
         added = [named_attack(text, linf) for text in self.attack]
         suite: Any = self.suite
         if self.corrupted is not None:
@@ -132,7 +103,6 @@ class Evaluate:
         elif added:
             suite = [*suite_of(self.suite, linf, l2), *added]
         card = run_with_progress(
-            evaluate,
             model,
             images,
             suite=suite,
@@ -158,19 +128,15 @@ class Evaluate:
         else:
             console.scorecard(card)
         if self.html is not None and speaks():
-            from trimtab import report
-
             report.page([card], self.html, extras=report.gather(model, images, card, self.store))
-            console.err.print(f"The page is {self.html}.", markup=False)
+            console.note(f"The page is {self.html}.")
         return int(self.strict and not card.trusted)
 
     def _baseline(self, images: Images) -> Baseline | None:
         """The run to divide errors by, if it has them all and was measured on the same images."""
-        from trimtab import evaluate
         from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
         from trimtab.evaluate.corruption import baseline_of
         from trimtab.measure.corruption_error import ALEXNET
-        from trimtab.types import BadInput
 
         if self.baseline is None:
             return None
@@ -200,7 +166,6 @@ class Evaluate:
         return summary
 
     def _corruptions(self, card: Card, baseline: Baseline | None) -> None:
-        from trimtab.cli import console
         from trimtab.evaluate.corruption import corruption_errors
 
         modes = list(dict.fromkeys(row.bn_mode for row in card.rows))
@@ -246,15 +211,11 @@ def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
     }
 
 
-def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) -> Card:
+def run_with_progress(model: Any, images: Any, **options: Any) -> Card:
     """Call `evaluate.run` with a bar that shows bounds on the accuracy so far; shared under torchrun."""
-    from trimtab.cli import console
-
     options.setdefault("command", shlex.join(["trimtab", *sys.argv[1:]]))
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "LOCAL_WORLD_SIZE" in os.environ:
-        from trimtab.train import Engine
-
-        options["fabric"] = Engine().start("32-true")
+        options["fabric"] = train.Engine().start("32-true")
         model = options["fabric"].to_device(model)
 
     with console.progress("evaluating") as update:
@@ -271,18 +232,15 @@ def run_with_progress(evaluate: Any, model: Any, images: Any, **options: Any) ->
 
 def bn_mode(text: str) -> Any:
     """Return the BN mode that the command line names."""
-    from trimtab.evaluate import bn_modes
-    from trimtab.types import BadInput, number
-
     kind, _, rest = text.partition(":")
     if kind == "running" and not rest:
-        return bn_modes.RunningMode()
+        return evaluate.RunningMode()
     if kind == "branch" and rest:
-        return bn_modes.BranchMode(rest)
+        return evaluate.BranchMode(rest)
     if kind == "batch":
-        return bn_modes.PerBatchMode(number(rest or 1.0))
+        return evaluate.PerBatchMode(number(rest or 1.0))
     if kind == "frozen":
-        return bn_modes.FrozenMode(images=whole(rest or "256", "frozen:IMAGES"))
+        return evaluate.FrozenMode(images=whole(rest or "256", "frozen:IMAGES"))
     raise BadInput(f"{text!r} is not a BN mode; write one of {BN_MODES}")
 
 
@@ -293,16 +251,13 @@ def named_attack(text: str, budget: Any) -> Any:
         text: The name, perhaps with a number.
         budget: Its budget.
     """
-    from trimtab.attacks import EOT, PGD, CurvePGD, ThroughBatch
-    from trimtab.types import BadInput
-
     kind, _, rest = text.partition(":")
     if kind == "eot":
-        return EOT(PGD(budget, steps=20), m=whole(rest or "10", "eot:M"))
+        return attacks.EOT(attacks.PGD(budget, steps=20), m=whole(rest or "10", "eot:M"))
     if kind == "through-batch" and not rest:
-        return ThroughBatch(PGD(budget, steps=20))
+        return attacks.ThroughBatch(attacks.PGD(budget, steps=20))
     if kind == "targeted":
         steps = whole(rest or "100", "targeted:STEPS")
         marks = (*(n for n in (10, 20, 100, 500) if n < steps), steps)
-        return CurvePGD(budget, steps=steps, step_size="1/255", targeted=True, marks=marks)
+        return attacks.CurvePGD(budget, steps=steps, step_size="1/255", targeted=True, marks=marks)
     raise BadInput(f"{text!r} is not an attack; write eot:M, through-batch or targeted:STEPS")

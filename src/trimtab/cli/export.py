@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+import trimtab
+from trimtab.cli.lazy import adapt, console, data, models
 from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, first, whole
 from trimtab.types import BadInput
 
@@ -49,9 +51,6 @@ class Export:
         kind, _, value = self.state.partition(":")
         if kind not in ("running", "branch", "frozen") or (kind == "running") != (not value):
             raise BadInput(f"--state takes running, branch:NAME or frozen:N, found {self.state!r}")
-        import trimtab
-        from trimtab import models
-        from trimtab.cli import console
         from trimtab.models.export import TOLERANCE
 
         out = self.out or Path(f"model{SUFFIXES[self.to]}")
@@ -61,11 +60,8 @@ class Export:
         branch = value if kind == "branch" else "main"
         models.export(model, out, self.to, branch, self.statistics_as_inputs)
         size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
-        if self.json:
-            about = {"model": self.model, "to": self.to, "state": self.state, "out": str(out), "bytes": size}
-            console.as_json({**about, "mean": model.spec.mean, "std": model.spec.std})
-            return 0
-        console.out.print(f"{self.model}, {self.state}: {out} ({size / 2**20:.2f} MB).", markup=False)
+        about = {"model": self.model, "to": self.to, "state": self.state, "out": out, "bytes": size}
+        about |= {"mean": model.spec.mean, "std": model.spec.std}
         if self.to == "stock":
             mean, std = (", ".join(f"{v:g}" for v in values) for values in (model.spec.mean, model.spec.std))
             note = f"A plain state dict: normalize pixels in [0, 1] with mean {mean} and std {std} yourself."
@@ -73,12 +69,10 @@ class Export:
             note = f'timm.create_model("local-dir:{out}", pretrained=True) gives the same logits.'
         else:
             note = f"Checked against the model to {TOLERANCE:g}; it takes pixels in [0, 1]."
-        console.out.print(note, markup=False, highlight=False)
-        return 0
+        sentence = f"{self.model}, {self.state}: {out} ({size / 2**20:.2f} MB)."
+        return console.result(self.json, about, sentence, note)
 
     def _frozen(self, model: Any, count: int) -> Any:
-        from trimtab import adapt, data
-
         if count < 2:
             raise BadInput(f"--state frozen:N needs 2 images or more, found {count}")
         images = first(data.load(self.data, self.split, input=model.spec), count)

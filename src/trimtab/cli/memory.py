@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import warnings
-from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc."""
@@ -31,10 +29,3 @@ def tune_allocator(large: bool = False) -> bool:
     mallopt(_TRIM_THRESHOLD, -1)
     kept = bool(mallopt(_MMAP_THRESHOLD, 1 << 25))
     return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) if large else kept
-
-
-def __getattr__(name: str) -> Any:
-    if name == "keep_freed":
-        warnings.warn("keep_freed is now tune_allocator", DeprecationWarning, stacklevel=2)
-        return tune_allocator
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

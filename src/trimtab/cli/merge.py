@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+import trimtab
+from trimtab.cli.lazy import console, models, norm
 from trimtab.cli.options import Json
 from trimtab.types import BadInput
 
@@ -33,9 +35,6 @@ class Merge:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import norm
-        from trimtab.cli import console
-
         if not self.parts:
             raise BadInput("merge takes packs or models, e.g. `trimtab merge a.safetensors b.safetensors`")
         packs = [_pack(part) for part in self.parts]
@@ -43,24 +42,18 @@ class Merge:
         norm.save_pack(merged, self.out)
         error = norm.averaging_error(packs, merged, self.counts or None)
         layer = max(error, key=lambda name: error[name])
-        if self.json:
-            console.as_json({"out": str(self.out), "layers": len(merged.layers), "averaging_error": error})
-            return 0
-        console.out.print(f"{len(packs)} parts, {len(merged.layers)} layers: {self.out}", markup=False)
-        console.out.print(
-            f"Averaging the variances would be off by up to {console.percent(error[layer])}, at {layer}.",
-            markup=False,
-            highlight=False,
+        off = console.percent(error[layer])
+        forced = "The parts have different weights: applying the pack takes --force."
+        return console.result(
+            self.json,
+            {"out": self.out, "layers": len(merged.layers), "averaging_error": error},
+            f"{len(packs)} parts, {len(merged.layers)} layers: {self.out}",
+            f"Averaging the variances would be off by up to {off}, at {layer}.",
+            *([] if merged.weights else [forced]),
         )
-        if not merged.weights:
-            console.out.print("The parts have different weights: applying the pack takes --force.")
-        return 0
 
 
 def _pack(part: str) -> Any:
-    import trimtab
-    from trimtab import models, norm
-
     path = Path(part)
     if path.exists() or ":" not in part:
         return norm.read_pack(path)

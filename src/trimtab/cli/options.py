@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+import trimtab
+from trimtab.cli.lazy import data
 from trimtab.types import BadInput, number
 
 Model = Annotated[
@@ -106,11 +108,30 @@ class Preprocessing:
 AS_RECORDED = Preprocessing()
 
 
+@dataclass(frozen=True)
+class OnImages:
+    """Options of commands that run a model on images."""
+
+    model: Model
+    data: str = "sample"
+    """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
+    split: Split = "test"
+    preprocessing: Preprocessing = AS_RECORDED
+    limit: Count = None
+    """Only the first N images."""
+    seed: Seed = 0
+    device: Device = "auto"
+    json: Json = False
+
+    def opened(self) -> tuple[Any, Any]:
+        """Return the model on its device, and the images as it takes them."""
+        model = loaded(self.model, self.device, self.preprocessing)
+        return model, data.load(self.data, self.split, input=model.spec)
+
+
 def loaded(model: str, device: str, preprocessing: Preprocessing | None = None) -> Any:
     """Return the model that a command names, on its device, with the given preprocessing."""
     import torch
-
-    import trimtab
 
     network = trimtab.load(model)
     network = network if preprocessing is None else preprocessing.applied(network)

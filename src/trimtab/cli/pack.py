@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+import trimtab
+from trimtab.cli.lazy import console, data, norm
 from trimtab.cli.options import Count, Device, Json, Model, Seed, Split, Text, first, loaded
 from trimtab.types import BadInput
 
@@ -47,10 +49,6 @@ class Save:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import norm
-        from trimtab.cli import console
-
         if self.batch_size < 1:
             raise BadInput(f"--batch-size must be 1 or more, found {self.batch_size}")
         wrong = next((text for text in self.about if "=" not in text[1:]), None)
@@ -61,16 +59,11 @@ class Save:
         model = trimtab.steer(loaded(self.model, self.device))
         made = norm.pack(model, self.branch) if self.data is None else self._gathered(model, about)
         norm.save_pack(made, self.pack, provenance=about)
-        if self.json:
-            console.as_json(_described(self.pack, norm.read_pack(self.pack)))
-        else:
-            size = self.pack.stat().st_size / 1024
-            console.out.print(f"{len(made.layers)} layers are in {self.pack} ({size:.1f} KB).", markup=False)
-        return 0
+        size = self.pack.stat().st_size / 1024
+        sentence = f"{len(made.layers)} layers are in {self.pack} ({size:.1f} KB)."
+        return console.result(self.json, _described(self.pack, norm.read_pack(self.pack)), sentence)
 
     def _gathered(self, model: Any, about: dict[str, str]) -> Any:
-        from trimtab import data, norm
-
         assert self.data is not None
         images = first(data.load(self.data, self.split, input=model.spec), self.images)
         about |= {"data": self.data, "split": self.split, "images": str(len(images))}
@@ -98,10 +91,6 @@ class Apply:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import norm
-        from trimtab.cli import console
-
         if self.out.is_file():
             raise BadInput(f"--out takes a folder, and {self.out} is a file")
         model = trimtab.steer(trimtab.load(self.model))
@@ -109,11 +98,9 @@ class Apply:
             trimtab.add_branch(model, self.branch)
         norm.load_pack(model, self.pack, self.branch, self.force)
         trimtab.save(model, self.out, {f"pack in {self.branch}": str(self.pack)})
-        if self.json:
-            console.as_json({"model": self.model, "branch": self.branch, "out": str(self.out)})
-        else:
-            console.out.print(f"{self.out} has the statistics of {self.pack} in {self.branch}.", markup=False)
-        return 0
+        about = {"model": self.model, "branch": self.branch, "out": str(self.out)}
+        sentence = f"{self.out} has the statistics of {self.pack} in {self.branch}."
+        return console.result(self.json, about, sentence)
 
 
 @dataclass(frozen=True)
@@ -128,10 +115,6 @@ class List:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import norm
-        from trimtab.cli import console
-
         digest = None if self.model is None else norm.weights_digest(trimtab.steer(trimtab.load(self.model)))
         rows = []
         for place in self.packs:
@@ -181,9 +164,6 @@ class Diff:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import norm
-        from trimtab.cli import console
-
         new, reference = norm.read_pack(self.pack), norm.read_pack(self.reference)
         rows = norm.compare(new, reference)
         same = all(row.mean_shift == row.affine_change == 0 and row.std_ratio == 1 for row in rows)
@@ -192,7 +172,7 @@ class Diff:
             console.as_json({"layers": [row._asdict() for row in rows], "same_weights": weights})
             return int(self.strict and not same)
         if new.weights != reference.weights:
-            console.out.print("The packs belong to networks with different weights.")
+            console.say("The packs belong to networks with different weights.")
         console.table(
             f"{self.pack} against {self.reference}",
             ["layer", "mean shift", "std ratio", "gamma, beta"],

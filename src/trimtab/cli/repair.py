@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
-from trimtab.cli.options import (
-    AS_RECORDED,
-    Count,
-    Device,
-    Json,
-    Model,
-    Place,
-    Preprocessing,
-    Seed,
-    Split,
-    first,
-    loaded,
-    origin,
-)
+import trimtab
+from trimtab.cli.lazy import console, data, norm
+from trimtab.cli.options import Count, OnImages, Place, Split, first, origin
 from trimtab.types import BadInput
-
-if TYPE_CHECKING:
-    from trimtab import norm
 
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(OnImages):
     """Re-estimate running statistics that no longer fit the weights.
 
     As after pruning, quantizing, averaging checkpoints or with another input size. Accuracy before and after
@@ -41,7 +27,6 @@ class Repair:
     The written folder holds a plain state dict, which stock PyTorch loads.
     """
 
-    model: Model
     data: str = "sample"
     """Images (`trimtab data list`); with labels, accuracy is compared, else agreement and entropy."""
     split: Split = "train"
@@ -62,27 +47,20 @@ class Repair:
     out: Place = None
     """Write the repaired model here."""
     batch_size: int = 128
-    preprocessing: Preprocessing = AS_RECORDED
-    seed: Seed = 0
-    device: Device = "auto"
     strict: Annotated[
         tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if it does not help.")
     ] = False
-    json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        import trimtab
-        from trimtab import data, norm
-        from trimtab.cli import console
         from trimtab.evaluate.records import ImagesRecord
 
         if self.images < 2 or self.batch_size < 2:
             raise BadInput("--images and --batch-size must be 2 or more: one image has no statistics")
         if self.out is not None and self.out.is_file():
             raise BadInput(f"--out takes a folder, and {self.out} is a file")
-        model = loaded(self.model, self.device, self.preprocessing)
-        known = first(data.load(self.data, self.split, input=model.spec), self.images)
+        model, known = self.opened()
+        known = first(known, self.images)
         compared = first(data.load(self.data, self.compare_split, input=model.spec), self.limit)
         report = norm.repair(
             model,
@@ -98,16 +76,12 @@ class Repair:
         written = report.kept and self.out is not None
         if self.out is not None and written:
             trimtab.save(model, self.out, {"statistics re-estimated on": source})
-        if self.json:
-            where = {"branch": self.branch, "compared_on": on, "estimated_on": source}
-            console.as_json({**_plain(report), **where, "out": self.out if written else None})
-        else:
-            text = f"Statistics of branch {self.branch} re-estimated on {source}, compared on {on}."
-            console.out.print(text, markup=False)
-            console.out.print(str(report), markup=False, highlight=False)
-            if self.out is not None:
-                done = f"The repaired model is in {self.out}." if written else "Nothing was written."
-                console.out.print(done, markup=False)
+        where = {"branch": self.branch, "compared_on": on, "estimated_on": source}
+        about = {**_plain(report), **where, "out": self.out if written else None}
+        text = f"Statistics of branch {self.branch} re-estimated on {source}, compared on {on}."
+        outcome = f"The repaired model is in {self.out}." if written else "Nothing was written."
+        done = [] if self.out is None else [outcome]
+        console.result(self.json, about, text, str(report), *done)
         return int(self.strict and not report.helps)
 
 
@@ -116,8 +90,6 @@ def equal_batches(images: Any, size: int, augment: tuple[str, ...] = (), seed: i
 
     A small last batch would have statistics of its own, and one of a single image none.
     """
-    from trimtab import data
-
     count = -(-len(images) // size)
     return data.Loader(images, -(-len(images) // count), augment, seed)
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from trimtab.cli.lazy import console, evaluate, report
 from trimtab.cli.options import Json, Place
+from trimtab.types import BadInput
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -31,10 +33,7 @@ class Runs:
         """Run the command and return its exit code."""
         import json
 
-        from trimtab import evaluate
-        from trimtab.cli import console
         from trimtab.io import atomic_write
-        from trimtab.types import BadInput
 
         if not self.store.exists():
             raise BadInput(f"there is no store {self.store}; `trimtab evaluate` makes one where it runs")
@@ -42,7 +41,7 @@ class Runs:
         if self.csv is not None:
             with atomic_write(self.csv) as part:
                 part.write_text(evaluate.export(chosen))
-            console.err.print(f"{len(chosen)} runs are in {self.csv}.", markup=False)
+            console.note(f"{len(chosen)} runs are in {self.csv}.")
         if self.json:
             console.as_json(
                 [{"id": run.id, "finished": run.finished, **json.loads(run.card.json())} for run in chosen]
@@ -52,8 +51,6 @@ class Runs:
         return 0
 
     def _list(self, chosen: list[StoredRun]) -> None:
-        from trimtab.cli import console
-
         rows = [
             [r.id[:8], r.finished[5:16], r.card.model, r.card.data, r.card.suite, *_headline(r.card)]
             for r in chosen
@@ -61,16 +58,13 @@ class Runs:
         columns = ["id", "finished (UTC)", "model", "data", "suite", *HEADLINE]
         if not rows:
             hint = "`trimtab evaluate zoo:sample-standard` makes one in a minute"
-            console.out.print(f"0 runs in {self.store}; {hint}.", markup=False)
+            console.say(f"0 runs in {self.store}; {hint}.")
             return
         title = f"{len(rows)} runs in {self.store}; accuracies in the first BN mode"
         console.table(title, columns, rows, right=range(5, 9))
 
 
 def _compare(chosen: list[StoredRun]) -> None:
-    from trimtab import evaluate
-    from trimtab.cli import console
-
     rows = [
         [str(condition), str(mode), str(seed), *(console.cell(row) for row in by_run)]
         for (condition, mode, seed), by_run in evaluate.compare(chosen).items()
@@ -79,7 +73,7 @@ def _compare(chosen: list[StoredRun]) -> None:
     measured_on = dict.fromkeys(run.card.measured_on for run in chosen)
     console.table(f"Measured on {'; '.join(measured_on)}", columns, rows, right=range(2, 12))
     if differences := evaluate.unlike([run.card for run in chosen]):
-        console.out.print(f"Not comparable: these were measured {differences}.", markup=False)
+        console.say(f"Not comparable: these were measured {differences}.")
 
 
 @dataclass(frozen=True)
@@ -96,30 +90,20 @@ class Report:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import evaluate, report
-        from trimtab.cli import console
-        from trimtab.types import BadInput
-
         if not self.ids:
             raise BadInput("give the ids of one to eight runs; `trimtab runs` lists them")
         if gone := next((id for id in self.ids if id.endswith(".json") and not Path(id).is_file()), None):
             raise BadInput(f"there is no file {gone}")
         cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
-        if self.json:
-            models = [card.model for card in cards]
-            console.as_json({"page": str(self.out), "models": models, "verdict": report.verdict(cards)})
-        else:
-            console.out.print(f"The page is {self.out}.", markup=False)
-        return 0
+        about = {"page": self.out, "models": [card.model for card in cards], "verdict": report.verdict(cards)}
+        return console.result(self.json, about, f"The page is {self.out}.")
 
 
 HEADLINE = ("images", "clean", "worst attack", "flags")
 
 
 def _headline(card: Card) -> list[str]:
-    from trimtab.cli import console
-
     rows = [row for row in card.rows if row.bn_mode == card.rows[0].bn_mode]
     accuracies = [[row.accuracy for row in rows if row.kind == kind] for kind in ("clean", "attack")]
     lowest = [console.percent(min(values)) if values else "" for values in accuracies]
@@ -129,7 +113,6 @@ def _headline(card: Card) -> list[str]:
 def _card(path: str) -> Card:
     """The card in a file."""
     from trimtab.evaluate import Card
-    from trimtab.types import BadInput
 
     try:
         return Card.read(Path(path).read_text(encoding="utf-8"))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from trimtab.cli.lazy import claims, console
 from trimtab.cli.options import Count, Json
+from trimtab.types import BadInput
 
 if TYPE_CHECKING:
     from trimtab.claims import Claim
@@ -49,10 +51,7 @@ class Reproduce:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import claims
         from trimtab.claims import bench, ledger, page
-        from trimtab.cli import console
-        from trimtab.types import BadInput
 
         selected = claims.chosen(self.ids or (["all"] if self.listed else []))
         if not selected:
@@ -66,20 +65,17 @@ class Reproduce:
         page.publish(self.scale, self.out)
         self._show(results)
         if bench.paused(self.work):
-            console.err.print(
-                f"Paused by {self.work / 'PAUSE'}: remove it and run the command again to resume."
-            )
+            console.note(f"Paused by {self.work / 'PAUSE'}: remove it and run the command again to resume.")
         for at, problem in problems.items():
-            console.err.print(f"{at} could not be measured: {problem}", markup=False)
+            console.note(f"{at} could not be measured: {problem}")
         return 1 if problems else 0
 
     def _show_plan(self, selected: list[Claim]) -> None:
         """Print the budget and, before any number is known, the smallest effects that can be found."""
         from trimtab.claims import plan
-        from trimtab.cli import console
 
         budget = plan.budget(selected, self.scale, self.out, self.seeds)
-        console.out.print(f"Budget at scale {self.scale}: {budget}.")
+        console.say(f"Budget at scale {self.scale}: {budget}.")
         rows = []
         for claim in selected:
             paper = {str(test): getattr(test, "paper", None) for test in claim.tests}
@@ -92,8 +88,6 @@ class Reproduce:
             console.table("The smallest effects that can be found", columns, rows, right=(2, 3))
 
     def _measured(self, ledger: Any, selected: list[Claim], problems: dict[str, str]) -> list[Result]:
-        from trimtab.cli import console
-
         workers = self.workers or 1
         where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
         with console.progress(f"{len(selected)} claims") as bar:
@@ -129,7 +123,6 @@ class Reproduce:
     def _show(self, results: list[Result]) -> None:
         from trimtab.claims.page import shown
         from trimtab.claims.result import summary
-        from trimtab.cli import console
 
         entries = [summary(result) for result in results]
         if self.json:
@@ -138,14 +131,13 @@ class Reproduce:
         for entry in entries:
             console.out.print(f"[bold]{entry['id']}[/bold] {entry['claim']}")
             for part in entry["tests"]:
-                console.out.print(f"  {part['verdict']:15} {part['test']}: {shown(part)}", markup=False)
+                console.say(f"  {part['verdict']:15} {part['test']}: {shown(part)}")
             reason = f", {entry['reason']}" if entry["reason"] else ""
             console.out.print(f"  [bold]{entry['verdict']}[/bold]{reason}")
-        console.out.print(f"All rows are in {self.out / self.scale}, and a page: ledger.md", markup=False)
+        console.say(f"All rows are in {self.out / self.scale}, and a page: ledger.md")
 
     def _list(self, selected: list[Claim]) -> int:
         from trimtab.claims import ledger, plan
-        from trimtab.cli import console
 
         entries = [
             {

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from trimtab.cli.lazy import console, norm, train
 from trimtab.cli.options import Json, Place, speaks
 from trimtab.types import BadInput
 
@@ -71,8 +72,6 @@ class Train:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        from trimtab import train
-
         if self.recipes:
             return self._list_recipes()
         if self.resume is None and not self.recipe:
@@ -90,10 +89,12 @@ class Train:
                     run = train.resume(self.resume, callbacks=[bar], engine=engine)
                 else:
                     folder = self.out or train.new_folder(recipe)
-                    _note(f"Training in {folder}.")
+                    console.note(f"Training in {folder}.")
                     run = train.fit(recipe=recipe, folder=folder, callbacks=[bar], engine=engine)
         except train.Stopped as stopped:
-            _note(f"Stopped and saved. Resume with: trimtab train --resume {quote(str(stopped.folder))}")
+            console.note(
+                f"Stopped and saved. Resume with: trimtab train --resume {quote(str(stopped.folder))}"
+            )
             raise
         import torch.distributed as processes
 
@@ -102,9 +103,6 @@ class Train:
         return self._finish(run)
 
     def _list_recipes(self) -> int:
-        from trimtab import train
-        from trimtab.cli import console
-
         about = {name: train.read_recipe(name).about for name in train.shipped()}
         if self.json:
             console.as_json(list(about))
@@ -113,15 +111,8 @@ class Train:
         return 0
 
     def _show_cost(self, recipe: Any) -> int:
-        from trimtab import train
-        from trimtab.cli import console
-
         cost = train.plan(None, None, recipe)
-        if self.json:
-            console.as_json(cost)
-        else:
-            console.out.print(str(cost), markup=False)
-        return 0
+        return console.result(self.json, cost, str(cost))
 
     def _refuse_changes(self) -> None:
         """Refuse options that a resumed run cannot take; only --devices and --json may be given."""
@@ -134,8 +125,6 @@ class Train:
             )
 
     def _engine(self) -> Any:
-        from trimtab import train
-
         if self.devices == "auto":
             return train.Engine()
         if not self.devices.isdecimal() or int(self.devices) < 1:
@@ -144,9 +133,6 @@ class Train:
 
     def _finish(self, run: Any) -> int:
         """Print the result and the command that evaluates it."""
-        from trimtab import norm
-        from trimtab.cli import console
-
         chosen, choose = run.chosen, run.recipe.validation.choose
         numbers = {name: value for name, value in chosen.items() if isinstance(value, float)}
         if self.json:
@@ -154,20 +140,12 @@ class Train:
             return 0
         best = "" if choose == "last" else f"Epoch {chosen['epoch'] + 1} has the best {choose} accuracy: "
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        console.out.print(f"The run is in {run.folder}. {best}{metrics}", markup=False)
+        console.say(f"The run is in {run.folder}. {best}{metrics}")
         recipe = run.recipe
         architecture = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
         data = "" if recipe.data.name == "sample" else f" --data {quote(recipe.data.name)}"
         trained = quote(f"file:{run.folder}{architecture}")
         branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
         bn_modes = f" --bn-modes running {' '.join(branches)}" if branches else ""
-        console.out.print(f"Next: trimtab evaluate {trained}{data}{bn_modes}", markup=False, soft_wrap=True)
+        print(f"Next: trimtab evaluate {trained}{data}{bn_modes}")  # unbroken on any terminal, to be copied
         return 0
-
-
-def _note(sentence: str) -> None:
-    """Print a note for people on stderr; of several processes only the first prints."""
-    from trimtab.cli import console
-
-    if speaks():
-        console.err.print(sentence, markup=False, soft_wrap=True)
