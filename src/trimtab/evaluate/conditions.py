@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +28,7 @@ from trimtab.data.corruptions import corrupt
 from trimtab.data.corruptions.apply import LEAST, takes
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
-from trimtab.evaluate.records import (
-    EARLY_STOPPING,
-    AttackRecord,
-    BudgetRecord,
-    CleanRecord,
-    ConditionRecord,
-    CorruptionRecord,
-    Curve,
-    Measure,
-    NoiseRecord,
-    OtherRecord,
-)
+from trimtab.evaluate import records
 from trimtab.runtime import check_classes, is_misclassified, require_logits
 from trimtab.types import BadInput, Budget, InputSpec, Linf, number
 
@@ -97,17 +86,17 @@ class Condition:
         """Return further scalars over all images of the cell, by name."""
         return {}
 
-    def curve(self, columns: Columns) -> Curve | None:
+    def curve(self, columns: Columns) -> records.Curve | None:
         """Return the accuracy as a function of iterations or radius, if the columns hold one."""
         return None
 
-    def measure(self, columns: Columns) -> Measure | None:
+    def measure(self, columns: Columns) -> records.Measure | None:
         """Return the mean that the row is about, if that is not the accuracy."""
         return None
 
-    def record(self) -> ConditionRecord:
+    def record(self) -> records.ConditionRecord:
         """Return the typed value that rows store."""
-        return OtherRecord(str(self), self.kind)
+        return records.OtherRecord(str(self), self.kind)
 
 
 @torch.no_grad()
@@ -136,9 +125,9 @@ class Clean(Recorded):
 
     kind: ClassVar[str] = "clean"
 
-    def record(self) -> CleanRecord:
+    def record(self) -> records.CleanRecord:
         """Return the typed value that rows store."""
-        return CleanRecord()
+        return records.CleanRecord()
 
 
 @dataclass(frozen=True)
@@ -163,9 +152,9 @@ class Noise(Recorded):
         noisy = batch.x + float(self.sigma) * noise
         return noisy.clamp(0, 1) if self.clip else noisy
 
-    def record(self) -> NoiseRecord:
+    def record(self) -> records.NoiseRecord:
         """Return the typed value that rows store."""
-        return NoiseRecord(float(self.sigma), self.clip)
+        return records.NoiseRecord(float(self.sigma), self.clip)
 
 
 @dataclass(frozen=True)
@@ -201,11 +190,10 @@ class Corrupted(Recorded):
                 f"(quick), or larger images (folder:PATH@{LEAST})"
             )
 
-    def record(self) -> CorruptionRecord:
+    def record(self) -> records.CorruptionRecord:
         """Return the typed value that rows store."""
-        if self.name != "frost":
-            return CorruptionRecord(self.name, self.severity)
-        return CorruptionRecord(self.name, self.severity, "official" if self.frost_textures else "grown")
+        textures: Literal["official", "grown"] = "official" if self.frost_textures else "grown"
+        return records.CorruptionRecord(self.name, self.severity, textures if self.name == "frost" else None)
 
 
 @dataclass(frozen=True)
@@ -255,26 +243,26 @@ class Attacked(Recorded):
         }  # fmt: skip
         return columns | {f"{AFTER}{steps}": ~failed for steps, failed in sorted(outcome.marks.items())}
 
-    def curve(self, columns: Columns) -> Curve | None:
+    def curve(self, columns: Columns) -> records.Curve | None:
         """Return the points of an iteration curve (`attacks.CurvePGD`)."""
         marks = sorted(int(name.removeprefix(AFTER)) for name in columns if name.startswith(AFTER))
         points = tuple((float(m), float(columns[f"{AFTER}{m}"].double().mean())) for m in marks)
-        return Curve("iterations", points) if points else None
+        return records.Curve("iterations", points) if points else None
 
-    def record(self) -> AttackRecord:
+    def record(self) -> records.AttackRecord:
         """Return the typed value that rows store."""
         attack, is_ours = self.attack, isinstance(self.attack, attacks.Attack)
         step = getattr(attack, "step", None) if is_ours else None
-        return AttackRecord(
+        return records.AttackRecord(
             method=type(attack).__name__,
             label=str(attack),
-            budget=BudgetRecord.of(self.budget) if self.budget else None,
+            budget=records.BudgetRecord.of(self.budget) if self.budget else None,
             steps=getattr(attack, "steps", None) if is_ours else None,
             step_size=float(step) if isinstance(step, int | float) else None,
             loss=getattr(attack, "loss", None) if is_ours else None,
             targeted=bool(getattr(attack, "targeted", False)) if is_ours else False,
             restarts=getattr(attack, "restarts", 1) if is_ours else 1,
-            early_stop=self.iterate(coupled=False) == EARLY_STOPPING,
+            early_stop=self.iterate(coupled=False) == records.EARLY_STOPPING,
         )
 
 

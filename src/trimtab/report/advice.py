@@ -15,16 +15,7 @@ from dataclasses import dataclass
 
 from trimtab.evaluate import BranchMode, Card, FrozenMode, PerBatchMode
 from trimtab.evaluate.bn_modes import BNModeRecord
-from trimtab.report.tables import (
-    CORRUPTED,
-    Estimate,
-    averaged,
-    bn_modes,
-    difference,
-    estimates,
-    mean,
-    points,
-)
+from trimtab.report.tables import CORRUPTED, Estimate, averaged, bn_modes, difference, estimates, mean, points
 
 ATTACKED = "under attack"
 GROUPS = {"on clean images": ("clean",), "on corrupted images": CORRUPTED, ATTACKED: ("attack",)}

@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from trimtab.evaluate import Card, trust, unlike
 from trimtab.evaluate.bn_modes import BNModeRecord
 from trimtab.evaluate.records import CertificateRecord, CleanRecord, ConditionRecord
-from trimtab.report.tables import (
-    CORRUPTED,
-    Estimate,
-    bn_modes,
-    brief,
-    difference,
-    estimates,
-    names,
-    percent,
-)
+from trimtab.report.tables import CORRUPTED, Estimate, bn_modes, brief, difference, estimates, names, percent
 from trimtab.types import listed
 
 FLAGS = {

@@ -42,7 +42,7 @@ from trimtab.attacks.feature import ascend, perturbed
 from trimtab.models.cut import cut, drop_norm, same_in_both_modes
 from trimtab.norm.steering import innermost
 from trimtab.norm.synchronize import average
-from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing
+from trimtab.train.base import Objective, Parts, Passes, Step
 from trimtab.train.mixture import ensure_branch, require_branch
 from trimtab.types import BadInput, method_card, radius
 
@@ -88,7 +88,7 @@ class AdvBN(Objective):
     )
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         object.__setattr__(self, "drop", (self.drop,) if isinstance(self.drop, str) else tuple(self.drop))
         for name in ("eps", "step_size"):
             object.__setattr__(self, name, radius(getattr(self, name)))

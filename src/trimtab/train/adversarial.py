@@ -25,15 +25,7 @@ import torch
 from torch import Tensor
 
 from trimtab.attacks import PGD, Linf
-from trimtab.train.base import (
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    adversarial_images,
-    attack_passes,
-    check_smoothing,
-)
+from trimtab.train.base import Objective, Parts, Passes, Step
 from trimtab.types import BadInput, method_card
 
 
@@ -58,7 +50,7 @@ class Adversarial(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         if not 0 <= self.clean <= 1:
             raise BadInput(f"clean is a fraction between 0 and 1, found {self.clean}")
         if self.clean == 0 and (self.alp or self.alpha):
@@ -68,11 +60,8 @@ class Adversarial(Objective):
     def passes(self, batch: int) -> Passes:
         return self.attack_passes().plus(1 + self.clean)
 
-    def attack_passes(self) -> Passes:
-        return attack_passes(self.attack)
-
     def run(self, step: Step) -> Parts:
-        x_adv = adversarial_images(self.attack, step)
+        x_adv = step.adversarial(self.attack)
         clean_rows = evenly_spaced(len(step.x), self.clean).to(step.x.device)
         logits = step.model(torch.cat([step.x[clean_rows], x_adv]))
         z_clean, z_adv = logits.split([len(clean_rows), len(x_adv)])

@@ -34,14 +34,7 @@ from torch import Tensor, nn
 from trimtab import norm, rng
 from trimtab.attacks import RandomSign
 from trimtab.norm.synchronize import gather, local_groups, rank, world_size
-from trimtab.train.base import (
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    check_smoothing,
-    isolated_gradients,
-)
+from trimtab.train.base import Objective, Parts, Passes, Step, isolated_gradients
 from trimtab.train.two_pass import ascent_in_ball, moved_weights
 from trimtab.types import BadInput, method_card, number, radius
 
@@ -77,7 +70,7 @@ class APART(Objective):
     reads_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         object.__setattr__(self, "eps", radius(self.eps))
         for name in ("sam_rho", "zero_below"):
             if getattr(self, name) is not None:

@@ -113,6 +113,19 @@ class Step:
         """Class numbers (N,); for mixed labels, the class with the largest probability."""
         return self.y.argmax(1) if self.y.is_floating_point() else self.y
 
+    def adversarial(self, attack: Any) -> Tensor:
+        """Return the adversarial images of any attack (model, x, y) -> x_adv, computed once per step.
+
+        The attack is called on the unwrapped network.
+
+        Args:
+            attack: One of trimtab's attacks, or any other.
+        """
+        if id(attack) not in self.attack_cache:
+            randomness = {"seed": self.seed, "ids": self.ids} if isinstance(attack, attacks.Attack) else {}
+            self.attack_cache[id(attack)] = attack(self.unwrapped, self.x, self.labels, **randomness)
+        return self.attack_cache[id(attack)]
+
     def loss(self, logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the user's loss if one was given, else the mean cross-entropy."""
         if self.user_loss is None:
@@ -130,6 +143,11 @@ class Objective:
 
     reads_gradients: ClassVar[bool] = False
     """Whether gradients are read within a call, so that they must not be scaled as in fp16 training."""
+
+    def __post_init__(self) -> None:
+        smoothing = getattr(self, "label_smoothing", 0.0)
+        if not 0 <= smoothing <= 1:
+            raise BadInput(f"label_smoothing is a fraction between 0 and 1, found {smoothing:g}")
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> nn.Module:
         """Steer the model and add the branches that the objective needs, in place; return the model.
@@ -182,8 +200,9 @@ class Objective:
         return Passes(1, 1)
 
     def attack_passes(self) -> Passes:
-        """Return the part of the cost that makes adversarial images."""
-        return Passes(0, 0)
+        """Return the part of the cost that makes adversarial images: of the field `attack`, if it is one."""
+        attack = getattr(self, "attack", None)
+        return attack_passes(attack) if callable(attack) else Passes(0, 0)
 
     def __call__(
         self,
@@ -276,28 +295,11 @@ def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(logits, y, label_smoothing=smoothing)
 
 
-def adversarial_images(attack: Any, step: Step) -> Tensor:
-    """Return the adversarial images of any attack (model, x, y) -> x_adv, computed once per step.
-
-    The attack is called on the unwrapped network.
-    """
-    if id(attack) not in step.attack_cache:
-        randomness = {"seed": step.seed, "ids": step.ids} if isinstance(attack, attacks.Attack) else {}
-        step.attack_cache[id(attack)] = attack(step.unwrapped, step.x, step.labels, **randomness)
-    return step.attack_cache[id(attack)]
-
-
 def attack_passes(attack: Any) -> Passes:
     """Return the cost of an attack: its steps and, with restarts, the passes that judge each restart."""
     steps, restarts = getattr(attack, "steps", 1), getattr(attack, "restarts", 1)
     judged = 3 * restarts - 2 if restarts > 1 else 0  # one at each end, two to compare with the worst so far
     return Passes(steps * restarts + judged, steps * restarts)
-
-
-def check_smoothing(fraction: float) -> None:
-    """Raise BadInput if the label smoothing is not between 0 and 1."""
-    if not 0 <= fraction <= 1:
-        raise BadInput(f"label_smoothing is a fraction between 0 and 1, found {fraction:g}")
 
 
 def keep_statistics(model: nn.Module) -> AbstractContextManager[None]:

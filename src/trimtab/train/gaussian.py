@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimtab import rng
-from trimtab.train.base import Objective, Parts, Step, check_smoothing
+from trimtab.train.base import Objective, Parts, Step
 from trimtab.types import BadInput, method_card, number
 
 _NOISE = 11  # purpose of the random numbers
@@ -33,7 +33,7 @@ class Gaussian(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         object.__setattr__(self, "sigma", number(self.sigma))
         if float(self.sigma) < 0:
             raise BadInput(f"a std must not be negative, found sigma={self.sigma}")

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab import rng
-from trimtab.train.base import Objective, Parts, Passes, Step, check_smoothing, keep_statistics
+from trimtab.train.base import Objective, Parts, Passes, Step, keep_statistics
 from trimtab.types import BadInput, method_card, number
 
 _PROBE = 13  # purpose of the random numbers
@@ -43,7 +43,7 @@ class LIGS(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         object.__setattr__(self, "size", number(self.size))
         if self.weight < 0 or float(self.size) < 0:
             raise BadInput(f"weight and size must not be negative, found {self.weight} and {self.size}")

@@ -26,15 +26,7 @@ from torch import nn
 from trimtab import norm
 from trimtab.attacks import PGD, Linf
 from trimtab.train.adversarial import check_weights, descend, pairing
-from trimtab.train.base import (
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    adversarial_images,
-    attack_passes,
-    check_smoothing,
-)
+from trimtab.train.base import Objective, Parts, Passes, Step
 from trimtab.types import BadInput, method_card
 
 HALVES = ("both", "affine", "statistics")
@@ -63,7 +55,7 @@ class Mixture(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         if self.separate not in HALVES:
             raise BadInput(f"separate must be one of {', '.join(HALVES)}, found {self.separate!r}")
         check_weights(self.alpha, self.alp)
@@ -76,13 +68,10 @@ class Mixture(Objective):
     def passes(self, batch: int) -> Passes:
         return self.attack_passes().plus(2)
 
-    def attack_passes(self) -> Passes:
-        return attack_passes(self.attack)
-
     def run(self, step: Step) -> Parts:
         require_branch(step.model, self.branch)
         with norm.use(step.model, branch=self.branch):
-            x_adv = adversarial_images(self.attack, step)
+            x_adv = step.adversarial(self.attack)
         n = len(step.x)
         with norm.use(step.model, branch=[("main", n), (self.branch, n)]):
             z_clean, z_adv = step.model(torch.cat([step.x, x_adv])).split(n)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.train.base import Objective, Parts, Step, check_smoothing
+from trimtab.train.base import Objective, Parts, Step
 from trimtab.types import method_card
 
 
@@ -23,9 +23,6 @@ class Standard(Objective):
     """
 
     label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
 
     def run(self, step: Step) -> Parts:
         logits = step.model(step.x)

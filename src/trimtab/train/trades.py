@@ -29,16 +29,7 @@ from trimtab.attacks import Attack, Linf, Outcome
 from trimtab.attacks.base import AttackTask
 from trimtab.attacks.geometry import project
 from trimtab.attacks.pgd import fixed_steps
-from trimtab.train.base import (
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    adversarial_images,
-    attack_passes,
-    check_smoothing,
-    keep_statistics,
-)
+from trimtab.train.base import Objective, Parts, Passes, Step, keep_statistics
 from trimtab.types import BadInput, Budget, method_card, number, pretty, whole
 
 _START = rng.purpose("start of TRADES")
@@ -97,7 +88,7 @@ class TRADES(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+        super().__post_init__()
         if self.beta < 0:
             raise BadInput(f"beta, the weight of the divergence, must not be negative, found {self.beta}")
 
@@ -105,11 +96,11 @@ class TRADES(Objective):
         return self.attack_passes().plus(2)
 
     def attack_passes(self) -> Passes:
-        forward, backward = attack_passes(self.attack)
+        forward, backward = super().attack_passes()
         return Passes(forward + isinstance(self.attack, DivergenceAttack), backward)
 
     def run(self, step: Step) -> Parts:
-        x_adv = adversarial_images(self.attack, step)
+        x_adv = step.adversarial(self.attack)
         z = step.model(step.x)
         clean = step.loss(z, step.y, self.label_smoothing)
         with keep_statistics(step.model):

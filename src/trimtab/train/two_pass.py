@@ -27,15 +27,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from trimtab.train.base import (
-    Backward,
-    Objective,
-    Parts,
-    Passes,
-    Step,
-    isolated_gradients,
-    keep_statistics,
-)
+from trimtab.train.base import Backward, Objective, Parts, Passes, Step, isolated_gradients, keep_statistics
 
 
 class WeightAttack(Objective):

@@ -16,22 +16,12 @@ from torch import nn
 from trimtab import norm
 from trimtab.norm.synchronize import world_size
 from trimtab.runtime import require_usable
-from trimtab.train._loop import checkpoint, runs
+from trimtab.train._loop import checkpoint, runs, start
 from trimtab.train._loop.callbacks import Callback, Diverged
 from trimtab.train._loop.checkpoint import TrainingState
 from trimtab.train._loop.loop import run_epochs
 from trimtab.train._loop.result import initial_average
 from trimtab.train._loop.runs import Run
-from trimtab.train._loop.start import (
-    Engine,
-    broadcast_model,
-    fingerprint,
-    loader_for,
-    name_of,
-    network,
-    prepare_network,
-    training_sets,
-)
 from trimtab.train._loop.work import Work
 from trimtab.train.optimizers import optimizer_for
 from trimtab.train.recipe import Recipe, read_recipe
@@ -44,7 +34,7 @@ def fit(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
-    engine: Engine | None = None,
+    engine: start.Engine | None = None,
 ) -> Run:
     """Train a network by a recipe. An interrupted run is resumed by `resume`.
 
@@ -58,11 +48,11 @@ def fit(
     """
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe({} if recipe is None else recipe)
     if model is not None:
-        recipe = replace(recipe, model=name_of(model))
+        recipe = replace(recipe, model=start.name_of(model))
     if data is not None:
-        recipe = replace(recipe, data=replace(recipe.data, name=name_of(data)))
+        recipe = replace(recipe, data=replace(recipe.data, name=start.name_of(data)))
     recipe = read_recipe(runs.plain_recipe(recipe))  # as written to its file, from which the run is resumed
-    fabric = (engine or Engine()).start(recipe.precision)
+    fabric = (engine or start.Engine()).start(recipe.precision)
     run = _create(fabric, recipe, folder)
     with torch.random.fork_rng(enabled=True), _translate_lost_process(run.folder):
         work = None
@@ -83,7 +73,7 @@ def resume(
     model: nn.Module | str | None = None,
     data: Any = None,
     callbacks: Sequence[Callback] = (),
-    engine: Engine | None = None,
+    engine: start.Engine | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; its result is that of an uninterrupted run.
 
@@ -97,7 +87,7 @@ def resume(
     run = runs.existing(folder)
     if not run.last.exists():
         raise BadInput(f"{folder} has no checkpoint: the run ended before the first one; start it again")
-    fabric = (engine or Engine()).start(run.recipe.precision)
+    fabric = (engine or start.Engine()).start(run.recipe.precision)
     known = checkpoint.recipe_of(run.last)
     if known and known not in (run.recipe.digest, runs.file_digest(run)):
         raise BadInput(
@@ -144,11 +134,11 @@ def _create(fabric: Fabric, recipe: Recipe, folder: str | Path | None) -> Run:
 
 def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -> Work:
     recipe = run.recipe
-    train_set, held_out = training_sets(data, recipe)
-    model = fabric.to_device(network(model, recipe, train_set))
+    train_set, held_out = start.training_sets(data, recipe)
+    model = fabric.to_device(start.network(model, recipe, train_set))
     require_usable(model, torch.empty(0, device=fabric.device))
     trainable = {name: p.requires_grad for name, p in model.named_parameters()}
-    model = broadcast_model(fabric, prepare_network(model, recipe))
+    model = start.broadcast_model(fabric, start.prepare_network(model, recipe))
     branch, branches = recipe.validation.branch, norm.branches(model) or ("main",)
     if held_out is not None and branch not in branches:
         raise BadInput(
@@ -161,8 +151,8 @@ def _start(fabric: Fabric, run: Run, model: nn.Module | str | None, data: Any) -
             raise BadInput(f"torch has no compiler {recipe.compile!r}; compile: inductor is the usual one")
         model.compile(backend=recipe.compile)
     stepper = fabric.setup_optimizers(optimizer)
-    loader = loader_for(fabric, train_set, recipe)
-    progress = TrainingState(data=fingerprint(train_set), recipe=recipe.digest)
+    loader = start.loader_for(fabric, train_set, recipe)
+    progress = TrainingState(data=start.fingerprint(train_set), recipe=recipe.digest)
     return Work(fabric, run, model, optimizer, stepper, loader, held_out, ema, trainable, progress)
 
 
