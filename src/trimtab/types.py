@@ -57,6 +57,44 @@ def whole(value: object, what: str) -> int:
     return int(value)
 
 
+def at_least(least: float, **values: float | None) -> None:
+    """Refuse numbers below a bound, by their names; None is no number.
+
+    >>> at_least(1, epochs=3, patience=None)
+    """
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise BadInput(f"{name} must be {least:g} or more, found {value:g}")
+
+
+def counts(**values: object) -> None:
+    """Refuse what is not a whole number of 1 or more, by its name; None is no number.
+
+    >>> counts(n0=100, n=1000, limit=None)
+    """
+    at_least(1, **{name: whole(value, name) for name, value in values.items() if value is not None})
+
+
+def fraction(**values: float) -> None:
+    """Refuse what is not between 0 and 1, by its name.
+
+    >>> fraction(clean=0.5)
+    """
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise BadInput(f"{name} is a fraction between 0 and 1, found {value:g}")
+
+
+def one_of(choices: Iterable[str], **values: str) -> None:
+    """Refuse what is not among the choices, by its name.
+
+    >>> one_of(("sign", "random"), attack="sign")
+    """
+    for name, value in values.items():
+        if value not in (known := tuple(choices)):
+            raise BadInput(f"{name} must be one of {', '.join(known)}, found {value!r}")
+
+
 def nearest(word: str, known: Iterable[Any]) -> str:
     """Return a hint at the most similar known name, for an error message; empty if none is similar.
 

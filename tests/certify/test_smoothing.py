@@ -207,9 +207,9 @@ def test_the_certificate_says_where_the_statistics_come_from() -> None:
 BAD = [
     ({"sigma": 0}, "sigma.*above 0, found 0"),
     ({"sigma": "-1/4"}, "sigma.*above 0, found -0.25"),
-    ({"n0": 0}, "n0 must be a whole number from 1 on, found 0"),
-    ({"n": 0}, "n must be a whole number from 1 on, found 0"),
-    ({"n": 10.0}, "n must be a whole number from 1 on, found 10.0"),
+    ({"n0": 0}, "n0 must be 1 or more, found 0"),
+    ({"n": 0}, "n must be 1 or more, found 0"),
+    ({"n": 10.0}, "n must be a whole number, found 10.0"),
     ({"batch_size": 0}, "batch_size must be"),
     ({"alpha": 0}, "alpha.*between 0 and 1, found 0"),
     ({"alpha": 1}, "alpha.*between 0 and 1, found 1"),

@@ -86,7 +86,7 @@ def test_every_paper_has_a_recipe_with_its_numbers() -> None:
         ({"objective": {"eps": 0.1}}, "objective needs a kind, one of standard, gaussian"),
         ({"objective": {"kind": "apart", "eps": -1}}, "objective: a radius must not be negative"),
         ({"epochs": "many"}, "epochs should be a valid integer, found 'many'"),
-        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"epochs": 0}, "epochs must be 1 or more, found 0"),
         ({"epochs": True}, "epochs should be"),
         ({"optimizer": {"lr": "fast"}}, "optimizer.lr: 'fast' is not a number"),
         ({"optimizer": {"kind": "lbfgs"}}, "optimizer.kind should be 'sgd', 'adam'"),

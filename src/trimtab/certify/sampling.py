@@ -35,7 +35,7 @@ from trimtab._accel import accelerate, thread_pool
 from trimtab._clone import shallow_clone
 from trimtab.certify.independence import require_independent
 from trimtab.runtime import check_images, is_out_of_memory, require_usable, retry_halved, unwrap
-from trimtab.types import BadInput
+from trimtab.types import BadInput, counts
 
 BLOCK = 50
 """Samples that share a generator."""
@@ -153,7 +153,7 @@ def sampler(
         raise BadInput("there are no images to certify")
     if batch_size is None:
         batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
-    require_positive(batch_size=batch_size)
+    counts(batch_size=batch_size)
     # The probe is independent of x: how the networks are built must not depend on the images.
     source = rng.seeded(0)
     probe = torch.rand(4, *x.shape[1:], generator=source, device="cpu")
@@ -175,13 +175,6 @@ def sampler(
     with thread_pool(THREADS) as pool:
         advance = _counter(progress, total)
         yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
-
-
-def require_positive(**counts: int) -> None:
-    """Refuse counts that are not whole numbers of at least 1."""
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} must be a whole number from 1 on, found {value!r}")
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:

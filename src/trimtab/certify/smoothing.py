@@ -38,8 +38,8 @@ from torch import Tensor, nn
 
 from trimtab import rng
 from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
-from trimtab.certify.sampling import BLOCK, Progress, Sampler, require_positive, sampler
-from trimtab.types import BadInput, html_table, number, pretty
+from trimtab.certify.sampling import BLOCK, Progress, Sampler, sampler
+from trimtab.types import BadInput, counts, html_table, number, pretty
 
 VERSION = 1
 """Part of every result's key: incremented whenever a change alters results."""
@@ -138,7 +138,7 @@ def certify(
         progress: Called as samples are classified.
     """
     sigma, alpha = _numbers(sigma, alpha)
-    require_positive(n0=n0, n=n)
+    counts(n0=n0, n=n)
     if not 0 <= give_up < 1:
         raise BadInput(f"give_up must be a probability from 0 to below 1, found {give_up:g}")
     listed, total = rng.ids_of(x, ids), len(x) * (n0 + n)
@@ -212,7 +212,7 @@ def predict(
         progress: Called as samples are classified.
     """
     sigma, alpha = _numbers(sigma, alpha)
-    require_positive(n=n)
+    counts(n=n)
     with sampler(model, x, rng.ids_of(x, ids), sigma, seed, batch_size, progress, len(x) * n) as sample:
         return torch.from_numpy(winner(sample.count(np.arange(len(x)), 0, n), alpha))
 

@@ -13,7 +13,7 @@ import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
 from trimtab.cli.options import OnImages, Place, first, origin, speaks, whole
-from trimtab.types import BadInput, number
+from trimtab.types import BadInput, at_least, number
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card
@@ -70,10 +70,7 @@ class Adapt(OnImages):
 
     def _check(self) -> None:
         number(self.save_sigma)
-        if min(self.batch_size) < 1:
-            raise BadInput(f"--batch-size must be 1 or more, found {min(self.batch_size)}")
-        if self.save_images < 1:
-            raise BadInput(f"--save-images must be 1 or more, found {self.save_images}")
+        at_least(1, **{"--batch-size": min(self.batch_size), "--save-images": self.save_images})
         if self.save is not None and self.save.is_file():
             raise BadInput(f"--save takes a folder, and {self.save} is a file")
 

@@ -11,7 +11,7 @@ import tyro
 
 from trimtab.cli.lazy import console, construct, data
 from trimtab.cli.options import Count, Device, Json, Model, Number, Place, Seed, Split, first, loaded
-from trimtab.types import BadInput
+from trimtab.types import BadInput, one_of
 
 DECODED = ("AdvBN", "reconstructed")
 """Kinds whose images come from a decoder."""
@@ -74,8 +74,7 @@ class Construct:
 
     def _check(self) -> None:
         kinds = (*construct.KINDS, *DECODED)
-        if self.kind not in kinds:
-            raise BadInput(f"{self.kind!r} is no construction; take one of {', '.join(kinds)}")
+        one_of(kinds, KIND=self.kind)
         if self.steps is not None and self.steps < 1:
             raise BadInput(
                 f"--steps must be 1 or more, found {self.steps}; without a step images stay as they are"

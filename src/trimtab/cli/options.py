@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 import trimtab
 from trimtab.cli.lazy import data
-from trimtab.types import BadInput, number
+from trimtab.types import BadInput, at_least, number
 
 Model = Annotated[
     tyro.conf.Positional[str],
@@ -86,9 +86,8 @@ class Preprocessing:
             raise BadInput("the model records no input size; give it, too: --input-size 224, for example")
         if self.crop_fraction is not None and self.resize is not None:
             raise BadInput("--crop-fraction and --resize set the same size; give one of them")
+        at_least(1, **{"--input-size": self.input_size})
         if self.input_size is not None:
-            if self.input_size < 1:
-                raise BadInput(f"--input-size must be 1 or more, found {self.input_size}")
             spec = spec.at_size(self.input_size)
         if (files or self.input_size) and spec.crop_fraction is None:
             given.setdefault("crop_fraction", None if self.resize else 1.0)
@@ -161,6 +160,5 @@ def origin(known: Any, evaluated: Any, split: str = "train") -> str:
 
 def first(images: Any, limit: int | None) -> Any:
     """Return the first `limit` images of a set, or all of them."""
-    if limit is not None and limit < 1:
-        raise BadInput(f"--limit must be 1 or more, found {limit}")
+    at_least(1, **{"--limit": limit})
     return images if limit is None else images.subset(slice(0, min(limit, len(images))))

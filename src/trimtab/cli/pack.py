@@ -11,7 +11,7 @@ import tyro
 import trimtab
 from trimtab.cli.lazy import console, data, norm
 from trimtab.cli.options import Count, Device, Json, Model, Seed, Split, Text, first, loaded
-from trimtab.types import BadInput
+from trimtab.types import BadInput, at_least
 
 File = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PACK")]
 Force = Annotated[
@@ -49,8 +49,7 @@ class Save:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        if self.batch_size < 1:
-            raise BadInput(f"--batch-size must be 1 or more, found {self.batch_size}")
+        at_least(1, **{"--batch-size": self.batch_size})
         wrong = next((text for text in self.about if "=" not in text[1:]), None)
         if wrong is not None:
             raise BadInput(f"--about takes KEY=VALUE, found {wrong!r}")

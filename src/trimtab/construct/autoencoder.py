@@ -25,7 +25,7 @@ from trimtab.construct.build import load_tensors, save_tensors
 from trimtab.data import Images, Loader
 from trimtab.runtime import require_usable
 from trimtab.runtime.fingerprint import digest, of_model
-from trimtab.types import BadInput
+from trimtab.types import BadInput, at_least
 
 VERSION = 1
 """Of the training of decoders; part of how one is identified."""
@@ -142,8 +142,7 @@ def train_decoder(
         seed: Seed of the order of the images.
         progress: Called with the number of epochs done, and of all epochs.
     """
-    if epochs < 1:
-        raise BadInput(f"a decoder is trained for 1 epoch or more, found {epochs}")
+    at_least(1, epochs=epochs)
     batch_size = min(batch_size, len(images))
     optimizer = torch.optim.Adam(auto.decoder.parameters(), lr)
     loader = Loader(images, batch_size, seed=seed, drop_last=True)

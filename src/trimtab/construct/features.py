@@ -27,7 +27,7 @@ from trimtab._accel import accelerate
 from trimtab.attacks.geometry import project, unit
 from trimtab.data import Batch, Images
 from trimtab.runtime import check_images, guard
-from trimtab.types import L2, BadInput
+from trimtab.types import L2, BadInput, one_of
 
 _PARTNER = rng.purpose("partner")
 _LABELS = ("reference", "network")
@@ -56,10 +56,8 @@ class FeatureMatch:
     version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if self.label not in _LABELS:
-            raise BadInput(f'label must be "reference" or "network", found {self.label!r}')
-        if self.start not in _STARTS:
-            raise BadInput(f'start must be "other label" or "any", found {self.start!r}')
+        one_of(_LABELS, label=self.label)
+        one_of(_STARTS, start=self.start)
         if self.steps < 0 or self.step <= 0:
             raise BadInput(f"matching needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
 

@@ -25,7 +25,7 @@ from trimtab.attacks.losses import ce_targeted
 from trimtab.attacks.pgd import fixed_steps
 from trimtab.data import Batch, Images
 from trimtab.runtime import check_images, check_labels, guard, unwrap
-from trimtab.types import L2, BadInput, Budget
+from trimtab.types import L2, BadInput, Budget, one_of
 
 _TARGET = rng.purpose("new label")
 
@@ -48,8 +48,7 @@ class Relabeled:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.target not in ("random", "next"):
-            raise BadInput(f'target must be "random" or "next", found {self.target!r}')
+        one_of(("random", "next"), target=self.target)
         if self.steps < 0 or self.step <= 0:
             raise BadInput(f"relabeling needs steps >= 0 and step > 0, found {self.steps} and {self.step}")
 

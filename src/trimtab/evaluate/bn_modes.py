@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from trimtab.types import BadInput
+from trimtab.types import BadInput, at_least
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,8 +116,7 @@ class FrozenMode(BNMode):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", float(self.rho))
-        if self.images < 1:
-            raise BadInput(f"statistics are frozen on at least one image, found {self.images}")
+        at_least(1, images=self.images)
 
     def activate(self, model: nn.Module, first: FirstImages) -> AbstractContextManager[nn.Module]:
         """Yield a copy with frozen statistics, guarded."""

@@ -30,7 +30,7 @@ from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
 from trimtab.evaluate import records
 from trimtab.runtime import check_classes, is_misclassified, require_logits
-from trimtab.types import BadInput, Budget, InputSpec, Linf, number
+from trimtab.types import BadInput, Budget, InputSpec, Linf, at_least, number
 
 Columns: TypeAlias = dict[str, Tensor]
 """One value per image and name."""
@@ -143,8 +143,7 @@ class Noise(Recorded):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", number(self.sigma))
-        if float(self.sigma) < 0:
-            raise BadInput(f"sigma must be 0 or more, found {float(self.sigma):g}")
+        at_least(0, sigma=float(self.sigma))
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
         """Return the noisy images."""

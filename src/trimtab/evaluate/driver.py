@@ -25,14 +25,14 @@ from trimtab.evaluate.engine import measure
 from trimtab.evaluate.processes import in_processes
 from trimtab.evaluate.progress import Meter, Notify
 from trimtab.evaluate.records import ImagesRecord
-from trimtab.evaluate.request import Request, name_of, positive, seeds_of
+from trimtab.evaluate.request import Request, name_of, seeds_of
 from trimtab.evaluate.store import DEFAULT, Store
 from trimtab.evaluate.stored_images import preprocessing
 from trimtab.evaluate.suites import suite_of
 from trimtab.measure.accuracy import Accuracy
 from trimtab.models.pixels import spec_of
 from trimtab.runtime.fingerprint import describe
-from trimtab.types import BadInput, Budget, InputSpec, renamed_arguments, whole
+from trimtab.types import BadInput, Budget, InputSpec, counts, renamed_arguments
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -87,22 +87,23 @@ def run(
         name: what the card calls the model.
         command: how to make the card again, for the card.
     """
+    counts(chunk=chunk, batch_size=batch_size, processes=processes, limit=limit)
     request = Request(
         suite=suite if isinstance(suite, str) else "own",
         conditions=suite_of(suite, linf, l2),
         store=store if isinstance(store, Store) else Store(store or DEFAULT),
-        limit=limit if limit is None else whole(limit, "limit"),
+        limit=None if limit is None else int(limit),
         seeds=seeds_of(seed),
         bn_modes=(bn_modes,) if isinstance(bn_modes, BNMode) else tuple(bn_modes),
-        chunk=positive("chunk", chunk),
-        batch_size=positive("batch_size", batch_size),
+        chunk=chunk,
+        batch_size=batch_size,
         keep_images=keep_images,
         examine=examine,
         force=force,
         name=name or name_of(model),
         command=command,
     )
-    if positive("processes", processes) > 1 and fabric is None:
+    if processes > 1 and fabric is None:
         return in_processes(processes, model, partial(_carry_out, data, request), progress)
     return _carry_out(data, request, fabric, model, progress)
 
@@ -114,7 +115,7 @@ def _carry_out(
     if len(images) == 0:
         raise BadInput("the data hold no image to evaluate on")
     request.check_fit(model, images)
-    n = len(images) if request.limit is None else min(positive("limit", request.limit), len(images))
+    n = len(images) if request.limit is None else min(request.limit, len(images))
     subject = Subject(
         model, images, request.store, request.chunk, request.batch_size, request.keep_images, fabric
     )

@@ -14,7 +14,7 @@ from trimtab.evaluate.bn_modes import BNMode, mode_record
 from trimtab.evaluate.conditions import Attacked, Condition
 from trimtab.evaluate.store import Store
 from trimtab.models import Pixels
-from trimtab.types import BadInput, Budget, whole
+from trimtab.types import BadInput, Budget
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,6 @@ def seeds_of(given: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, given if isinstance(given, Iterable) else (given,)))
     except TypeError:
         raise BadInput(f"a seed is a whole number, or several of them, found {given!r}") from None
-
-
-def positive(name: str, value: int) -> int:
-    """Return a whole number that must be 1 or more."""
-    if whole(value, name) < 1:
-        raise BadInput(f"{name} must be 1 or more, found {value}")
-    return value
 
 
 def name_of(model: nn.Module) -> str:

@@ -26,7 +26,7 @@ from trimtab.attacks.base import Attack, prepare, refuse_stream
 from trimtab.attacks.losses import gradient
 from trimtab.norm.moments import widest
 from trimtab.runtime import check_images, guard, is_misclassified, unwrap
-from trimtab.types import BadInput, number
+from trimtab.types import number, one_of
 
 PROBES = ("gaussian", "uniform", "fgsm", "pgd")
 PGD_STEPS = 7
@@ -56,8 +56,7 @@ def ligs(
         ids: The images' indices in their set.
         clip: Whether x + nu is clipped to [0, 1]; the paper does not clip.
     """
-    if probe not in PROBES:
-        raise BadInput(f"there is no probe {probe!r}; take one of {', '.join(PROBES)}")
+    one_of(PROBES, probe=probe)
     check_images(x, y)
     refuse_stream(model)
     if len(x) == 0:

@@ -15,7 +15,7 @@ from trimtab import norm
 from trimtab.attacks import RandomSign, RandomUniform, Scaled, SignStep
 from trimtab.norm.state import images_for
 from trimtab.runtime import check_pairs, guard, is_misclassified
-from trimtab.types import BadInput
+from trimtab.types import BadInput, one_of
 
 Row = dict[str, Any]
 StatisticsAttack = Callable[..., dict[str, norm.Shift]]
@@ -93,9 +93,8 @@ def tolerance(
         groups: With "batch": the number of equal groups that are normalized separately.
         seed: Seed of the random attacks.
     """
-    unknown = [name for name in attacks if name not in ATTACKS]
-    if unknown:
-        raise BadInput(f"there is no statistics attack {unknown[0]!r}; take one of {', '.join(ATTACKS)}")
+    for name in attacks:
+        one_of(ATTACKS, attack=name)
     images = [(x, y.to(x.device)) for x, y in ((images_for(model, batch), batch[1]) for batch in batches)]
     if not images:
         raise BadInput("tolerance needs at least one batch of images, found none")

@@ -44,7 +44,7 @@ from trimtab.norm.steering import innermost
 from trimtab.norm.synchronize import average
 from trimtab.train.base import Objective, Parts, Passes, Step
 from trimtab.train.mixture import ensure_branch, require_branch
-from trimtab.types import BadInput, method_card, radius
+from trimtab.types import BadInput, at_least, method_card, one_of, radius
 
 _RANDOM = 14  # purpose of the random control's numbers
 _PROBE = 0.5
@@ -92,10 +92,8 @@ class AdvBN(Objective):
         object.__setattr__(self, "drop", (self.drop,) if isinstance(self.drop, str) else tuple(self.drop))
         for name in ("eps", "step_size"):
             object.__setattr__(self, name, radius(getattr(self, name)))
-        if self.steps < 0:
-            raise BadInput(f"steps must not be negative, found {self.steps}")
-        if self.attack not in ("ascent", "random"):
-            raise BadInput(f'attack must be "ascent" or "random", found {self.attack!r}')
+        at_least(0, steps=self.steps)
+        one_of(("ascent", "random"), attack=self.attack)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the cached cuts: a copy cuts its network again."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from trimtab.attacks import PGD, Linf
 from trimtab.train.base import Objective, Parts, Passes, Step
-from trimtab.types import BadInput, method_card
+from trimtab.types import BadInput, at_least, fraction, method_card
 
 
 @method_card(__doc__)
@@ -51,8 +51,7 @@ class Adversarial(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.clean <= 1:
-            raise BadInput(f"clean is a fraction between 0 and 1, found {self.clean}")
+        fraction(clean=self.clean)
         if self.clean == 0 and (self.alp or self.alpha):
             raise BadInput("alp and alpha need clean images; set clean to a fraction above 0, such as 1")
         check_weights(self.alpha, self.alp)
@@ -98,7 +97,5 @@ def evenly_spaced(n: int, fraction: float) -> Tensor:
 
 def check_weights(alpha: float | None, alp: float) -> None:
     """Raise BadInput if alpha is not between 0 and 1, or the weight of logit pairing is negative."""
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise BadInput(f"alpha is a weight between 0 and 1, found {alpha}")
-    if alp < 0:
-        raise BadInput(f"the weight of logit pairing must not be negative, found {alp}")
+    fraction(alpha=alpha or 0.0)
+    at_least(0, alp=alp)

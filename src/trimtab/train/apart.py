@@ -36,7 +36,7 @@ from trimtab.attacks import RandomSign
 from trimtab.norm.synchronize import gather, local_groups, rank, world_size
 from trimtab.train.base import Objective, Parts, Passes, Step, isolated_gradients
 from trimtab.train.two_pass import ascent_in_ball, moved_weights
-from trimtab.types import BadInput, method_card, number, radius
+from trimtab.types import BadInput, at_least, method_card, number, one_of, radius
 
 _SUBSET = 12  # purpose of the random permutation
 
@@ -75,8 +75,7 @@ class APART(Objective):
         for name in ("sam_rho", "zero_below"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, number(getattr(self, name)))
-        if float(self.sam_rho or 0) < 0:
-            raise BadInput(f"a radius must not be negative, found sam_rho={self.sam_rho}")
+        at_least(0, sam_rho=float(self.sam_rho or 0))
         if self.zero_below is not None and not 0 <= float(self.zero_below) < 1:
             raise BadInput(f"zero_below is a fraction from 0 to below 1, found {self.zero_below}")
         if self.groups < 1 or (self.samples is not None and self.samples < self.groups):
@@ -84,8 +83,7 @@ class APART(Objective):
                 "the second pass needs at least one group and one image in each, found "
                 f"samples={self.samples} and groups={self.groups}"
             )
-        if self.attack not in ("sign", "random"):
-            raise BadInput(f'attack must be "sign" or "random", found {self.attack!r}')
+        one_of(("sign", "random"), attack=self.attack)
 
     def in_parts(self, parts: int) -> APART:
         """Keep the size of groups (at most one part), and the fraction of images in the second pass."""

@@ -28,7 +28,7 @@ from trimtab import attacks, norm, rng
 from trimtab.norm.steering import innermost
 from trimtab.norm.synchronize import average, first_process, rank, world_size
 from trimtab.runtime import check_classes, require_logits, require_usable
-from trimtab.types import BadInput
+from trimtab.types import BadInput, fraction
 
 Backward = Callable[[Tensor, bool], None]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -145,9 +145,7 @@ class Objective:
     """Whether gradients are read within a call, so that they must not be scaled as in fp16 training."""
 
     def __post_init__(self) -> None:
-        smoothing = getattr(self, "label_smoothing", 0.0)
-        if not 0 <= smoothing <= 1:
-            raise BadInput(f"label_smoothing is a fraction between 0 and 1, found {smoothing:g}")
+        fraction(label_smoothing=getattr(self, "label_smoothing", 0.0))
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> nn.Module:
         """Steer the model and add the branches that the objective needs, in place; return the model.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trimtab import rng
 from trimtab.train.base import Objective, Parts, Step
-from trimtab.types import BadInput, method_card, number
+from trimtab.types import at_least, method_card, number
 
 _NOISE = 11  # purpose of the random numbers
 
@@ -35,8 +35,7 @@ class Gaussian(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "sigma", number(self.sigma))
-        if float(self.sigma) < 0:
-            raise BadInput(f"a std must not be negative, found sigma={self.sigma}")
+        at_least(0, sigma=float(self.sigma))
 
     def run(self, step: Step) -> Parts:
         noise = rng.normal(step.x, step.seed, step.ids, _NOISE)

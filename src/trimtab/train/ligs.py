@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trimtab import rng
 from trimtab.train.base import Objective, Parts, Passes, Step, keep_statistics
-from trimtab.types import BadInput, method_card, number
+from trimtab.types import BadInput, at_least, method_card, number
 
 _PROBE = 13  # purpose of the random numbers
 
@@ -45,8 +45,7 @@ class LIGS(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "size", number(self.size))
-        if self.weight < 0 or float(self.size) < 0:
-            raise BadInput(f"weight and size must not be negative, found {self.weight} and {self.size}")
+        at_least(0, weight=self.weight, size=float(self.size))
 
     def passes(self, batch: int) -> Passes:
         return Passes(2, 4)

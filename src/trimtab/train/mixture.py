@@ -27,7 +27,7 @@ from trimtab import norm
 from trimtab.attacks import PGD, Linf
 from trimtab.train.adversarial import check_weights, descend, pairing
 from trimtab.train.base import Objective, Parts, Passes, Step
-from trimtab.types import BadInput, method_card
+from trimtab.types import BadInput, method_card, one_of
 
 HALVES = ("both", "affine", "statistics")
 
@@ -56,8 +56,7 @@ class Mixture(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.separate not in HALVES:
-            raise BadInput(f"separate must be one of {', '.join(HALVES)}, found {self.separate!r}")
+        one_of(HALVES, separate=self.separate)
         check_weights(self.alpha, self.alp)
 
     def setup(self, model: nn.Module) -> nn.Module:

@@ -20,13 +20,7 @@ from trimtab.runtime import fingerprint
 from trimtab.train.base import Objective
 from trimtab.train.reader import overridden, parsed, plain, read
 from trimtab.train.standard import Standard
-from trimtab.types import BadInput
-
-
-def _at_least(least: int, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise BadInput(f"{name} must be at least {least}, found {value:g}")
+from trimtab.types import BadInput, at_least, fraction
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,8 @@ class Data:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", tuple(self.augment))
-        _at_least(0, validation=self.validation)
-        _at_least(1, images=self.images)
+        at_least(0, validation=self.validation)
+        at_least(1, images=self.images)
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ class OptimizerConfig:
     small_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least(0, lr=self.lr, weight_decay=self.weight_decay, small_lr=self.small_lr)
+        at_least(0, lr=self.lr, weight_decay=self.weight_decay, small_lr=self.small_lr)
         if not 0 <= self.momentum < 1:
             raise BadInput(f"momentum must be at least 0 and below 1, found {self.momentum:g}")
         if self.nesterov and not self.momentum:
@@ -102,11 +96,10 @@ class Schedule:
     peak: float = 0.3
 
     def __post_init__(self) -> None:
-        _at_least(0, warmup=self.warmup, gamma=self.gamma)
+        at_least(0, warmup=self.warmup, gamma=self.gamma)
         if self.every <= 0:
             raise BadInput(f"every must be above 0 epochs, found {self.every:g}")
-        if not 0 <= self.peak <= 1:
-            raise BadInput(f"peak is a fraction between 0 and 1, found {self.peak:g}")
+        fraction(peak=self.peak)
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ class Norm:
     synchronize: bool = True
 
     def __post_init__(self) -> None:
-        _at_least(0, running_epochs=self.running_epochs)
+        at_least(0, running_epochs=self.running_epochs)
 
 
 @dataclass(frozen=True)
@@ -153,7 +146,7 @@ class Validation:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every, images=self.images, patience=self.patience)
+        at_least(1, every=self.every, images=self.images, patience=self.patience)
         if self.patience is not None and self.choose == "last":
             raise BadInput("patience waits for a better accuracy; choose clean or robust instead of last")
 
@@ -212,8 +205,8 @@ class Recipe:
         return fingerprint.digest(fingerprint.describe(replace(self, about="")))
 
     def __post_init__(self) -> None:
-        _at_least(1, epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
-        _at_least(1, checkpoint_steps=self.checkpoint_steps)
+        at_least(1, epochs=self.epochs, batch_size=self.batch_size, accumulate=self.accumulate)
+        at_least(1, checkpoint_steps=self.checkpoint_steps)
         if not -(2**63) <= self.seed < 2**63:
             raise BadInput(f"a seed has at most 64 bits, found {self.seed}")
         self._check_gradients()

@@ -30,7 +30,7 @@ from trimtab.attacks.base import AttackTask
 from trimtab.attacks.geometry import project
 from trimtab.attacks.pgd import fixed_steps
 from trimtab.train.base import Objective, Parts, Passes, Step, keep_statistics
-from trimtab.types import BadInput, Budget, method_card, number, pretty, whole
+from trimtab.types import BadInput, Budget, at_least, method_card, number, pretty, whole
 
 _START = rng.purpose("start of TRADES")
 _STD = 0.001
@@ -53,11 +53,9 @@ class DivergenceAttack(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", number(self.step_size))
-        if whole(self.steps, "steps") < 0 or float(self.step_size) <= 0:
-            raise BadInput(
-                "steps must not be negative and step_size must be above 0, found "
-                f"{self.steps} and {self.step_size}"
-            )
+        at_least(0, steps=whole(self.steps, "steps"))
+        if float(self.step_size) <= 0:
+            raise BadInput(f"step_size must be above 0, found {self.step_size}")
 
     def __str__(self) -> str:
         return f"KL-{self.steps}, {self.budget}, step {pretty(float(self.step_size))}"
@@ -89,8 +87,7 @@ class TRADES(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta < 0:
-            raise BadInput(f"beta, the weight of the divergence, must not be negative, found {self.beta}")
+        at_least(0, beta=self.beta)
 
     def passes(self, batch: int) -> Passes:
         return self.attack_passes().plus(2)
