@@ -252,7 +252,7 @@ def test_without_a_radius_every_statistics_attack_leaves_the_accuracy(branched):
 def test_tolerance_tells_what_it_lacks(branched):
     with pytest.raises(BadInput, match="at least one batch"):
         measure.tolerance(branched, [])
-    with pytest.raises(BadInput, match="attack must be one of sign step .*, found 'wind'"):
+    with pytest.raises(BadInput, match=r"attack must be one of sign step .*, found 'wind'"):
         measure.tolerance(branched, [(points(4), torch.arange(4) % 2)], attacks=["wind"])
 
 
