@@ -17,6 +17,8 @@ from trimtab.train import read_recipe
 from trimtab.types import BadInput
 
 NARROW = {"resnet50": {"width_per_group": 8}, "densenet121": {"bn_size": 1}}
+WIDTHS = {"wrn34_10": 1}
+"""Of networks that multiply their width themselves."""
 
 
 def paper_networks() -> dict[str, float]:
@@ -43,7 +45,7 @@ def reduced(name: str) -> nn.Module:
     source = models.parse(name)
     if source.scheme != "net":
         return models.load(str(source), classes=10, **NARROW.get(source.name, {}))
-    width = 16 if source.arguments.get("norm") == "none" else 8
+    width = 16 if source.arguments.get("norm") == "none" else WIDTHS.get(source.name, 4)
     return models.load(str(source), **{**source.arguments, "width": width, "classes": 10})
 
 
