@@ -141,8 +141,11 @@ def test_classes_beyond_a_byte_are_merged(images: ImageSet) -> None:
 def test_a_stored_panel_is_read_and_belongs_to_model_and_images(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = stored_panel(network(), images, tmp_path)
-    monkeypatch.setattr(panels, "panel", lambda *_: None)
+    done: list[float] = []
+    first = stored_panel(network(), images, tmp_path, progress=lambda fraction, _: done.append(fraction))
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+    monkeypatch.setattr(panels, "panel", lambda *_, **__: None)
     again = stored_panel(network(), images, tmp_path)
     assert first
     assert again

@@ -163,6 +163,13 @@ def progress(what: str) -> Iterator[Update]:
         yield update
 
 
+@contextmanager
+def page_progress() -> Iterator[Callable[[float, str], None]]:
+    """Show what a page is gathering, and yield what `report.gather` calls."""
+    with progress("gathering for the page") as update:
+        yield lambda done, text: update(done, 1.0, text)
+
+
 class Clock:
     """Estimates the seconds left from the work done since it began; begins anew when work starts over."""
 

@@ -72,8 +72,10 @@ class Demo:
         page = self.out / "page.html"
         compared = [cards[BEFORE], cards[ADV]]
         self._say("6. The page: advice, and a panel that steers the fine-tuned network")
-        extras = report.gather(model, images, cards[BEFORE], self.out / "store.sqlite", steering=False)
-        panel = report.stored_panel(tuned, images, self.out, limit=48 if self.quick else self.limit)
+        store, few = self.out / "store.sqlite", 48 if self.quick else self.limit
+        with console.page_progress() as progress:
+            extras = report.gather(model, images, cards[BEFORE], store, steering=False, progress=progress)
+            panel = report.stored_panel(tuned, images, self.out, few, progress)
         extras = replace(extras, panels={"the fine-tuned network": panel} if panel else {})
         report.page(compared, page, title="Before and after a minute of Mixture BN", extras=extras)
         if self.json:

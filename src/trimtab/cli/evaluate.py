@@ -128,7 +128,9 @@ class Evaluate(OnImages):
         else:
             console.scorecard(card)
         if self.html is not None and speaks():
-            report.page([card], self.html, extras=report.gather(model, images, card, self.store))
+            with console.page_progress() as progress:
+                extras = report.gather(model, images, card, self.store, progress=progress)
+            report.page([card], self.html, extras=extras)
             console.note(f"The page is {self.html}.")
         return int(self.strict and not card.trusted)
 

@@ -41,7 +41,7 @@ from trimtab.evaluate.store import DEFAULT
 from trimtab.evaluate.suites import SAMPLE
 from trimtab.report import plots
 from trimtab.report.page import Extras
-from trimtab.report.panel import stored_panel
+from trimtab.report.panel import Progress, stored_panel
 from trimtab.report.pictures import Gallery, examples
 from trimtab.report.sentences import harshest
 from trimtab.report.tables import names
@@ -65,6 +65,7 @@ def gather(
     store: Store | str | Path = DEFAULT,
     sample: int = 256,
     steering: bool = True,
+    progress: Progress | None = None,
 ) -> Extras:
     """Return the extras of one model's page. Trials are stored, so a second call is quick.
 
@@ -75,6 +76,7 @@ def gather(
         store: where it was stored; trials go next to it.
         sample: how many of the first images the trials take.
         steering: whether to measure the steering panel.
+        progress: called with the fraction of each step that is done, and what is at work.
     """
     image_set = as_set(data)
     n = min(sample, len(image_set), max((row.n for row in card.rows), default=sample))
@@ -92,15 +94,20 @@ def gather(
     corrupted: list[Condition] = [Noise(0.1), *(Corrupted(each, 3) for each in SAMPLE if not why)]
 
     def trial(conditions: Sequence[Condition], modes: Sequence[BNMode], chunk: int) -> Card:
+        def notify(status: Any) -> None:
+            if progress:
+                progress(status.fraction, f"advice: {status.condition}, batches of {chunk}")
+
         trials = path.with_name("trials.sqlite")
         return run(
-            model, image_set, conditions, trials, limit=n, bn_modes=modes, chunk=chunk, name=card.model
-        )
+            model, image_set, conditions, trials, limit=n, bn_modes=modes, chunk=chunk, name=card.model,
+            progress=notify,
+        )  # fmt: skip
 
     modes = (RunningMode(), PerBatchMode())
     by_size = {size: trial(corrupted[:3], modes, size) for size in BATCHES if 2 * size <= n}
 
-    panel = stored_panel(model, image_set, path.parent, limit=n) if steering and not why else None
+    panel = stored_panel(model, image_set, path.parent, n, progress) if steering and not why else None
     return Extras(
         audits={name: audit},
         panels={name: panel} if panel else {},

@@ -13,7 +13,7 @@ import base64
 import io
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -37,6 +37,7 @@ SAMPLE, VERSION = 128, 1
 """Images that accuracies are measured on, and the version of what is stored."""
 BUDGET = 60.0
 """Seconds that all passes may take."""
+Progress = Callable[[float, str], None]
 _UNIT, _OTHER = 32, 255
 """Log-probabilities are kept in steps of 1/32; this number stands for a class that never leads."""
 
@@ -90,7 +91,9 @@ class Panel:
     """Per corruption and severity: the images side by side, as JPEG in base64."""
 
 
-def stored_panel(model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE) -> Panel | None:
+def stored_panel(
+    model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE, progress: Progress | None = None
+) -> Panel | None:
     """Return the panel of a model, from a folder if it is there; None if it would take too long.
 
     Args:
@@ -98,12 +101,13 @@ def stored_panel(model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE)
         data: a set of images, of which the first are taken.
         folder: where panels are stored, by what determines them.
         limit: the largest number of images; at most `SAMPLE`.
+        progress: called with the fraction that is done, and what is at work.
     """
     n = min(limit, SAMPLE, len(data))
     path = folder / "panels" / f"{digest([VERSION, of_model(model), data.digest, n])[:16]}.json"
     if path.is_file():
         return Panel(**json.loads(path.read_text()))
-    measured = panel(model, data.take(torch.arange(n)), data.classes)
+    measured = panel(model, data.take(torch.arange(n)), data.classes, progress=progress)
     if measured:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
@@ -111,7 +115,13 @@ def stored_panel(model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE)
     return measured
 
 
-def panel(model: nn.Module, batch: Batch, classes: Sequence[str], budget: float = BUDGET) -> Panel | None:
+def panel(
+    model: nn.Module,
+    batch: Batch,
+    classes: Sequence[str],
+    budget: float = BUDGET,
+    progress: Progress | None = None,
+) -> Panel | None:
     """Measure the panel of a model; None if even few positions would take longer than the budget.
 
     Also None for fewer images than are shown.
@@ -121,6 +131,7 @@ def panel(model: nn.Module, batch: Batch, classes: Sequence[str], budget: float 
         batch: the images to measure on, and the first of them to show.
         classes: the names of the classes.
         budget: seconds that the passes may take.
+        progress: called with the fraction that is done, and what is at work.
     """
     if len(batch.y) < SHOWN:
         return None
@@ -133,11 +144,17 @@ def panel(model: nn.Module, batch: Batch, classes: Sequence[str], budget: float 
         copied(x)
     seconds = time.perf_counter() - began
     fits = [grid for grid in (FINE, COARSE) if grid.size * len(branches) * seconds <= budget]
-    return _measured(copied, batch, x, y, classes, fits[0]) if fits else None
+    return _measured(copied, batch, x, y, classes, fits[0], progress) if fits else None
 
 
 def _measured(
-    copied: nn.Module, batch: Batch, x: Tensor, y: Tensor, classes: Sequence[str], grid: Grid
+    copied: nn.Module,
+    batch: Batch,
+    x: Tensor,
+    y: Tensor,
+    classes: Sequence[str],
+    grid: Grid,
+    progress: Progress | None,
 ) -> Panel:
     images = {
         (name, severity): corrupt(batch.x, name, severity, ids=batch.ids) if severity else batch.x
@@ -160,6 +177,8 @@ def _measured(
                     logits = copied(images[name, severity].to(x))
                 likely = logits[:SHOWN].float().log_softmax(1).topk(min(LEADING, logits.shape[1]))
                 known[key] = (logits.argmax(1) == y).sum(), likely.indices.cpu(), likely.values.cpu()
+                if progress:
+                    progress(len(known) / (grid.size * len(norm.branches(copied))), "steering panel")
             rows.append(known[key])
     correct, top, scores = zip(*rows, strict=True)
     index = torch.stack(top)  # (positions, SHOWN, LEADING)
