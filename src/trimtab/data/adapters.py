@@ -103,7 +103,7 @@ class DataLoaderSet(Images):
         alone = self.loader.batch_sampler is None  # it hands out single images, as they are
         try:
             collate = self.loader.collate_fn
-            return default_collate([collate(one) for one in images]) if alone else collate(images)
+            return default_collate([collate(image) for image in images]) if alone else collate(images)
         except TypeError as problem:
             first = images[0][0] if isinstance(images[0], tuple | list) else images[0]
             raise BadInput(
@@ -130,13 +130,13 @@ class DataLoaderSet(Images):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         named = getattr(self.loader.dataset, "classes", None)
-        if isinstance(named, list | tuple) and all(isinstance(one, str) for one in named):
+        if isinstance(named, list | tuple) and all(isinstance(name, str) for name in named):
             return tuple(named)
         return self.whole.classes if self.whole else tuple(map(str, range(int(self.labels.max()) + 1)))
 
     @cached_property
     def spec(self) -> InputSpec:  # type: ignore[override]
-        """Mean and deviation are those of at most a thousand images, evenly spaced."""
+        """Mean and std are those of at most a thousand images, evenly spaced."""
         few = torch.linspace(0, len(self) - 1, min(len(self), 1000)).long()
         parts = [self.raw(part)[0] for part in few.split(100)]
         _, height, width, channels = parts[0].shape
@@ -188,17 +188,17 @@ def _chance(seed: int) -> Iterator[None]:
 
 def _drawn(loader: DataLoader) -> Tensor:
     """The indices that a loader draws, in order; its generator, and the global one, are left as they were."""
-    own = getattr(loader.sampler, "generator", None)
-    before = own.get_state() if own is not None else None
+    generator = getattr(loader.sampler, "generator", None)
+    before = generator.get_state() if generator is not None else None
     by_batches = loader.batch_size is None and loader.batch_sampler is not None
     try:
         with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
             drawn = [*(chain.from_iterable(loader.batch_sampler) if by_batches else loader.sampler)]  # type: ignore[arg-type]
     finally:
-        if own is not None:  # ... or from its own
-            own.set_state(before)
+        if generator is not None:  # ... or from its own
+            generator.set_state(before)
     try:
-        drawn = [operator.index(one) for one in drawn]
+        drawn = [operator.index(index) for index in drawn]
     except TypeError:
         raise BadInput("the loader's sampler gives no single indices; make it a batch_sampler") from None
     if len(set(drawn)) < len(drawn):

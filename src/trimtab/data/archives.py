@@ -22,7 +22,7 @@ LARGEST = 2**30
 """No file in a published archive unpacks to more bytes than this."""
 
 
-def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+def members(path: Path, is_wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     """Name and content of the wanted files of a tar or zip archive, in the archive's order."""
     path = existing(path)
     with reading(path, "a tar or zip archive"):
@@ -31,28 +31,28 @@ def members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
             raise ValueError
     try:
         with reading(path):
-            yield from read(path, wanted)
+            yield from read(path, is_wanted)
     except NotImplementedError as problem:  # a way to compress or encrypt that nobody here speaks
         raise BadInput(f"{path} cannot be read: {problem}") from None
 
 
-def _tar_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+def _tar_members(path: Path, is_wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(path) as archive:
         for member in archive:
             _refuse_unsafe(path, member.name, special=not (member.isfile() or member.isdir()))
-            if member.isfile() and wanted(member.name):
+            if member.isfile() and is_wanted(member.name):
                 _refuse_large(path, member.name, member.size)
                 file = archive.extractfile(member)
                 assert file is not None  # only links and devices have no content
                 yield member.name, file.read()
 
 
-def _zip_members(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+def _zip_members(path: Path, is_wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             kind = member.external_attr >> 28  # the file type of a unix mode: 0 unset, 4 folder, 8 file
             _refuse_unsafe(path, member.filename, special=kind not in (0, 4, 8))
-            if not member.is_dir() and wanted(member.filename):
+            if not member.is_dir() and is_wanted(member.filename):
                 _refuse_large(path, member.filename, member.file_size)  # more is never unpacked
                 yield member.filename, archive.read(member)
 

@@ -66,8 +66,8 @@ def cifar_c(kind: str, folder: Path, corruption: str, severity: int) -> ImageSet
     path = existing(folder / f"{corruption}.npy")
     pixels, labels = _mapped(path), _mapped(existing(folder / "labels.npy"))
     if pixels.dtype != np.uint8 or pixels.shape != (50_000, 32, 32, 3) or labels.shape != (50_000,):
-        found = f"{pixels.dtype} {pixels.shape} with labels {labels.shape}"
-        raise BadInput(f"{path} is {found}; as published it is uint8 (50000, 32, 32, 3)")
+        described = f"{pixels.dtype} {pixels.shape} with labels {labels.shape}"
+        raise BadInput(f"{path} is {described}; as published it is uint8 (50000, 32, 32, 3)")
     block = slice((severity - 1) * 10_000, severity * 10_000)
     spec, classes = CLEAN[kind]
     images = torch.from_numpy(pixels[block]).permute(0, 3, 1, 2)
@@ -88,14 +88,14 @@ def _mapped(path: Path) -> np.ndarray:
 def _member(arrays: Any, key: str | None, path: Path) -> np.ndarray:
     with reading(path):
         try:
-            held = arrays[key]
+            array = arrays[key]
         except ValueError as problem:
             if "Object arrays" in str(problem):
                 raise BadInput(f"{path} holds Python objects in {key!r}, which are never unpickled") from None
             raise
-    if not isinstance(held, np.ndarray):  # a member that is no array comes as its bytes
+    if not isinstance(array, np.ndarray):  # a member that is no array comes as its bytes
         raise BadInput(f"{key!r} in {path} is no array")
-    return held
+    return array
 
 
 def _names(classes: np.ndarray, path: Path) -> list[str]:

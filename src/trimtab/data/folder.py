@@ -146,15 +146,15 @@ def open_folder(
     files, labels = [listing.files[i] for i in order], [listing.labels[i] for i in order]
     classes = tuple(classes or listing.classes)
     if unknown := sorted(set(labels) - set(classes)):
-        found = f"{unknown[0]!r} is none of {len(classes)} classes"
-        raise BadInput(f"{root} has classes that do not fit: {found}")
-    index = {one: number for number, one in enumerate(classes)}
+        which = f"{unknown[0]!r} is none of {len(classes)} classes"
+        raise BadInput(f"{root} has classes that do not fit: {which}")
+    index = {name: number for number, name in enumerate(classes)}
     numbers = torch.tensor([index[label] for label in labels])
     if spec is None:
         (width, height), mode = common_form(root, files)
         spec = InputSpec((height, width), MODES[mode])
     name, *shown = (
-        os.fsencode(one).decode("utf-8", "replace") for one in (name, *classes)
+        os.fsencode(text).decode("utf-8", "replace") for text in (name, *classes)
     )  # or it is no text
     images = FolderSet(root, tuple(files), numbers, tuple(shown), name, spec, torch.arange(len(files)))
     if any(spec.mean):
@@ -220,10 +220,10 @@ def list_by_wnid(root: Path) -> Listing:
         root: the folder.
     """
     files = sorted(_below(root, Path()))
-    found = [WNID.search(Path(file).name) for file in files]
-    wnids = [match[0] for match in found if match]
+    matches = [WNID.search(Path(file).name) for file in files]
+    wnids = [match[0] for match in matches if match]
     if not files or len(wnids) < len(files):
-        which = f"{files[found.index(None)]} has none" if files else "it is empty"
+        which = f"{files[matches.index(None)]} has none" if files else "it is empty"
         raise BadInput(
             f"{root} holds neither class folders, nor a table {TABLE}, nor only images with WordNet ids in "
             f"their names: {which}"
@@ -239,11 +239,11 @@ def list_images(root: Path) -> Listing:
     folders: list[str] = []
     visible = (entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     for folder in sorted(name for name in visible if name != "__MACOSX"):  # which archivers leave behind
-        found = sorted(_below(root / folder, Path(folder)))
-        if not found:
+        images = sorted(_below(root / folder, Path(folder)))
+        if not images:
             raise BadInput(f"the class folder {root / folder} holds no images; fill it or remove it")
-        files += found
-        folders += [folder] * len(found)
+        files += images
+        folders += [folder] * len(images)
     if not files:
         raise BadInput(
             f"{root} holds no class folders with images; put the images of each class in a subfolder, or "

@@ -162,14 +162,14 @@ def _imagenet_c(folder: Path, corruption: str, severity: int) -> FolderSet:
 def _split_of(path: Path, split: str, test: tuple[str, ...]) -> Path:
     """The folder of a split, or the folder itself if it is not split."""
     spelled = {"train": TRAIN, "test": test}.get(split, (split,))
-    found = [path / name for name in (*TRAIN, *TEST, split) if (path / name).is_dir()]
-    wanted = [path / name for name in spelled if (path / name).is_dir()]
-    if found and not wanted:
-        there = ", ".join(place.name for place in found)
+    present = [path / name for name in (*TRAIN, *TEST, split) if (path / name).is_dir()]
+    matching = [path / name for name in spelled if (path / name).is_dir()]
+    if present and not matching:
+        there = ", ".join(place.name for place in present)
         raise BadInput(
             f"{path} has no folder for the split {split!r}, only {there}; add {' or '.join(spelled)}"
         )
-    return wanted[0] if wanted else path
+    return matching[0] if matching else path
 
 
 def _sized(rest: str) -> tuple[Path, int | None]:

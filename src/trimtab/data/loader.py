@@ -1,7 +1,7 @@
 """One epoch of training batches, as a value.
 
 The order is a permutation given by (seed, epoch), every other choice is given by (seed, epoch, image) or
-(seed, epoch, batch). So an epoch can be taken up at any batch, by any number of processes, and goes on
+(seed, epoch, batch). So an epoch can be resumed at any batch, by any number of processes, and continues
 exactly as it would have: a loader's state is two integers, `epoch` and `start` (the next batch).
 
     loader = Loader(images, 128, augment=("crop", "flip"), seed=0)
@@ -78,9 +78,12 @@ class Loader:
         parts = [self._part(order[batch * self.batch_size :][: self.batch_size]) for batch in batches]
         if isinstance(self.images, DataLoaderSet):
             streamed = self.images.streamed(parts, rng.key(self.seed, self.epoch))
-            return (self._batch(*one) for one in zip(batches, parts, map(_known, streamed), strict=True))
+            return (
+                self._batch(*arguments)
+                for arguments in zip(batches, parts, map(_known, streamed), strict=True)
+            )
         reads = (partial(self._read, positions) for positions in parts)
-        calls = (partial(self._batch, *one) for one in zip(batches, parts, reads, strict=True))
+        calls = (partial(self._batch, *arguments) for arguments in zip(batches, parts, reads, strict=True))
         return ahead(calls) if isinstance(self.images, FolderSet) else (call() for call in calls)
 
     def _part(self, whole: Tensor) -> Tensor:

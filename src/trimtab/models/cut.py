@@ -1,6 +1,6 @@
 """Splitting a network at a named place: `tail(front(x)) == model(x)`, bit for bit.
 
-`cut(model, name)` cuts behind the module of that name (its last call, should there be several). The
+`cut(model, name)` cuts after the module of that name (its last call, should there be several). The
 network is traced into its steps, in the order in which they run; `front` is what runs up to there,
 `tail` the rest. Both hold the network's own layers under the network's own names: training either
 trains the model, and `norm.use(tail, ...)` steers the model's layers. If more than the named feature
@@ -34,7 +34,7 @@ from trimtab.types import BadInput
 
 
 def cut(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
-    """Front and tail of `model`, cut behind the module `name`. The front of a `Pixels` is one, too."""
+    """Front and tail of `model`, cut after the module `name`. The front of a `Pixels` is one, too."""
     if isinstance(model, Pixels):
         front, tail = cut(model.net, name.removeprefix("net."))
         return Pixels(front, model.spec), tail
@@ -45,7 +45,7 @@ def cut(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
 
 
 def cuts(model: nn.Module) -> list[str]:
-    """The names, in order of running, behind which nothing but the module's own output crosses."""
+    """The names, in the order of running, after which nothing but the module's own output crosses."""
     traced = _Traced(model.net if isinstance(model, Pixels) else model)
     places = sorted((traced.index[node], name) for name, node in traced.returned.items())
     return [name for place, name in places if len(traced.crossing(place)) == 1]
@@ -137,7 +137,7 @@ class _Traced:
         return self.net.get_submodule(str(step.target))
 
     def crossing(self, place: int) -> list[fx.Node]:
-        """What the steps behind `place` need from those before: the named feature first."""
+        """What the steps after `place` need from those before: the named feature first."""
         named = self.steps[place]
         others = [
             step

@@ -86,8 +86,10 @@ def describe(model: Pixels, provenance: Mapping[str, Any]) -> dict[str, Any]:
 def _frozen_on(model: Pixels) -> dict[str, str]:
     """What `adapt.frozen` noted about the statistics, on the model or the network in it."""
     holders = (model, innermost(model.net))
-    told = next((vars(one)["provenance"] for one in holders if "provenance" in vars(one)), None)
-    return {"statistics": told} if isinstance(told, str) else {}
+    provenance = next(
+        (vars(holder)["provenance"] for holder in holders if "provenance" in vars(holder)), None
+    )
+    return {"statistics": provenance} if isinstance(provenance, str) else {}
 
 
 def _place(folder: Path, described: str, weights: bytes) -> None:
@@ -214,25 +216,25 @@ def _state_in(loaded: Any, file: Path) -> State:
             state = {k: v for k, v in home.items() if isinstance(k, str) and isinstance(v, Tensor)}
             if state:
                 return state
-    found = ", ".join(map(str, list(loaded)[:5])) if isinstance(loaded, dict) else type(loaded).__name__
-    raise BadInput(f"{file} holds no state dict (found: {found}); save the model's state_dict()")
+    content = ", ".join(map(str, list(loaded)[:5])) if isinstance(loaded, dict) else type(loaded).__name__
+    raise BadInput(f"{file} holds no state dict (found: {content}); save the model's state_dict()")
 
 
 # ---- fitting ------------------------------------------------------------------------------------------
 
 
-def classes_in(state: State, wanted: Mapping[str, Tensor]) -> int | None:
+def classes_in(state: State, expected: Mapping[str, Tensor]) -> int | None:
     """How many classes `state` has, if their number is all that keeps it from fitting; else None."""
-    differ = _differing(state, wanted)
+    differ = _differing(state, expected)
     counts = {state[key].shape[0] if state[key].dim() else 0 for key in differ}
-    only_count = all(state[key].shape[1:] == wanted[key].shape[1:] for key in differ)
-    return counts.pop() if only_count and len(counts) == 1 and state.keys() == wanted.keys() else None
+    only_count = all(state[key].shape[1:] == expected[key].shape[1:] for key in differ)
+    return counts.pop() if only_count and len(counts) == 1 and state.keys() == expected.keys() else None
 
 
-def require_classes(what: str, found: int | None, expected: int | None) -> None:
+def require_classes(what: str, actual: int | None, expected: int | None) -> None:
     """Refuse a network for another number of classes; None is any."""
-    if None not in (found, expected) and found != expected:
-        raise BadInput(f"{what} is a network for {found} classes, not for {expected}")
+    if None not in (actual, expected) and actual != expected:
+        raise BadInput(f"{what} is a network for {actual} classes, not for {expected}")
 
 
 def fill(net: nn.Module, state: State, where: str, exact: bool = False) -> None:
@@ -255,10 +257,10 @@ def _widen(net: nn.Module, state: State) -> None:
     widths = {key: state[key].dtype for key in net.state_dict() if state[key].is_floating_point()}
     for first in [*widths.values()][:1]:
         net.to(first)
-    held = net.state_dict(keep_vars=True)
+    tensors = net.state_dict(keep_vars=True)
     for key, width in widths.items():
-        if held[key].is_floating_point():
-            held[key].data = held[key].data.to(width)
+        if tensors[key].is_floating_point():
+            tensors[key].data = tensors[key].data.to(width)
 
 
 def misfit(state: State, expected: Mapping[str, Tensor], but_classes: bool = False) -> str | None:
@@ -287,5 +289,5 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _differing(state: State, wanted: Mapping[str, Tensor]) -> list[str]:
-    return [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
+def _differing(state: State, expected: Mapping[str, Tensor]) -> list[str]:
+    return [key for key in expected if key in state and state[key].shape != expected[key].shape]

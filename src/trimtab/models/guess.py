@@ -49,15 +49,15 @@ def architecture_of(state: State) -> str | None:
                 expected = (net.net if isinstance(net, Pixels) else net).state_dict()
             except Exception:  # a constructor that needs memory, or other arguments
                 continue
-            found = renamed(without_wrappers(state, expected), expected, source.partition(":")[2])
-        if found.keys() == expected.keys() and _same_shapes(found, expected):
+            candidate = renamed(without_wrappers(state, expected), expected, source.partition(":")[2])
+        if candidate.keys() == expected.keys() and _same_shapes(candidate, expected):
             return source
     return None
 
 
-def _same_shapes(found: State, expected: State) -> bool:
-    same = all(found[key].shape == expected[key].shape for key in expected)
-    return same or classes_in(found, expected) is not None
+def _same_shapes(state: State, expected: State) -> bool:
+    same = all(state[key].shape == expected[key].shape for key in expected)
+    return same or classes_in(state, expected) is not None
 
 
 def _candidates(state: State) -> Iterator[Candidate]:

@@ -41,13 +41,17 @@ def split_normalizer(state: State) -> tuple[State, tuple[Values, Values] | None]
         state: as it was saved. A copy of the network below `attacker.` is left out.
     """
     state = {key: v for key, v in state.items() if not key.removeprefix("module.").startswith("attacker.")}
-    held = {key: match[1] for key in state if (match := _NORMALIZER(key)) and state[key].numel() in (1, 3)}
+    kind_of_key = {
+        key: match[1] for key in state if (match := _NORMALIZER(key)) and state[key].numel() in (1, 3)
+    }
     kinds = {"mean": "mean", "mu": "mean", "std": "std", "sigma": "std"}
-    found = {kinds[kind]: tuple(state[key].double().flatten().tolist()) for key, kind in held.items()}
-    if found.keys() != {"mean", "std"}:
+    constants = {
+        kinds[kind]: tuple(state[key].double().flatten().tolist()) for key, kind in kind_of_key.items()
+    }
+    if constants.keys() != {"mean", "std"}:
         return state, None
-    rest = {key: value for key, value in state.items() if key not in held}
-    return rest, (found["mean"], found["std"])
+    rest = {key: value for key, value in state.items() if key not in kind_of_key}
+    return rest, (constants["mean"], constants["std"])
 
 
 def without_wrappers(state: State, expected: Mapping[str, Tensor]) -> State:

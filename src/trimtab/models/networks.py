@@ -1,7 +1,7 @@
 """The papers' networks by name: `build("resnet8", classes=10, norm="gn", width=32)`.
 
     resnet8  resnet20  resnet56  ...    thin CIFAR ResNets, 6n+2 layers
-    resnet18_cifar  resnet50_cifar      the ImageNet ResNets behind a CIFAR stem
+    resnet18_cifar  resnet50_cifar      the ImageNet ResNets with a CIFAR stem
     resnet18 34 50 101 152 200 338 518 638, and resnetN_imagenet for any other depth 3n+2
     preact18  preact34                  pre-activation ResNets
     wrn40_2  wrn28_10  ...              wide ResNets
@@ -66,19 +66,19 @@ def usual_width(name: str) -> int:
 def _find(name: str) -> tuple[Maker, tuple[int, int]]:
     """The function that makes a network, and the image size it is meant for."""
     small, large = (32, 32), (224, 224)
-    if found := re.fullmatch(r"resnet(\d+)(_cifar|_imagenet)?", name):
-        depth, family = int(found[1]), found[2]
+    if match := re.fullmatch(r"resnet(\d+)(_cifar|_imagenet)?", name):
+        depth, family = int(match[1]), match[2]
         if family == "_cifar":
             return partial(resnet, depth, stem="cifar"), small
         if family == "_imagenet" or depth in IMAGENET_DEPTHS:
             return partial(resnet, depth), large
         return partial(thin_resnet, depth), small
-    if found := re.fullmatch(r"preact(\d+)", name):
-        return partial(preact_resnet, int(found[1])), small
-    if found := re.fullmatch(r"wrn(\d+)_(\d+)", name):
-        return partial(wide_resnet, int(found[1]), int(found[2])), small
-    if found := re.fullmatch(r"vgg(\d+)", name):
-        return partial(vgg, int(found[1])), small
+    if match := re.fullmatch(r"preact(\d+)", name):
+        return partial(preact_resnet, int(match[1])), small
+    if match := re.fullmatch(r"wrn(\d+)_(\d+)", name):
+        return partial(wide_resnet, int(match[1]), int(match[2])), small
+    if match := re.fullmatch(r"vgg(\d+)", name):
+        return partial(vgg, int(match[1])), small
     raise BadInput(f"there is no network {name!r}; take one like {', '.join(EXAMPLES)}")
 
 

@@ -1,4 +1,4 @@
-"""Mean and deviation live inside the model: a classifier that takes pixels in [0, 1].
+"""Mean and std live inside the model: a classifier that takes pixels in [0, 1].
 
     Pixels(net, spec)(x) = net((x - mean) / std)
 
@@ -81,8 +81,8 @@ class Pixels(nn.Module):
 
     def described(self, **changes: Any) -> Pixels:
         """The same network under another `spec`, `classes` or `origin`."""
-        told = {"spec": self.spec, "classes": self.classes, "origin": self.origin, **changes}
-        again = Pixels(self.net, **told)
+        fields = {"spec": self.spec, "classes": self.classes, "origin": self.origin, **changes}
+        again = Pixels(self.net, **fields)
         if "provenance" in vars(self):  # of its statistics
             again.provenance = self.provenance
         return again
@@ -91,7 +91,7 @@ class Pixels(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # By private names copy, pickle and torch know a module: they would answer for the network alone.
+            # copy, pickle and torch read private names; these would describe the network without its wrapper.
             if name == "net" or name.startswith("_"):
                 raise
             return getattr(self.net, name)
@@ -159,5 +159,6 @@ def recorded_spec(net: nn.Module) -> InputSpec | None:
 
 def channels_of(net: nn.Module) -> int | None:
     """How many channels a network's images have, if its first convolution tells."""
-    found = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), None)
-    return None if found is None or found > 4 else found  # some networks fold positions into channels first
+    channels = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), None)
+    # Some networks fold positions into channels first.
+    return None if channels is None or channels > 4 else channels

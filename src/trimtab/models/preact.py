@@ -3,7 +3,7 @@
     block:  y = conv(act(norm(conv(act(norm(x)))))) + x
 
 Where the shape changes the shortcut is a projection of the activated input. A norm and an activation
-end the network. APART's experiments use a public variant of PreAct-ResNet-18 that normalizes behind the
+end the network. APART's experiments use a public variant of PreAct-ResNet-18 that normalizes after the
 first convolution instead and leaves the end as it is; ours is the paper's.
 """
 

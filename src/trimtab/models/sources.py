@@ -14,7 +14,7 @@ Arguments follow a comma: `net:resnet20,norm=gn,width=32`, `file:mine.pt@torchvi
 everywhere; the rest is the constructor's.
 
 Nothing is downloaded unless the source says so with a plus, or `pretrained=True` does. No file can make
-code run: one that was saved from a `py:` function asks to be told that function again. Mean, deviation
+code run: for one that was saved from a `py:` function, name that function again after an @. Mean, std
 and size come from the saved model, or from what timm and torchvision record about their own weights; a
 network without a record takes pixels as they are, unless `input` says otherwise.
 """
@@ -98,8 +98,8 @@ def _named(source: Any) -> str:
         return f"file:{source}"
     if isinstance(source, str):
         return source
-    own = "it is a model already: use it as it is, or models.wrap(it, InputSpec(...))"
-    what = own if isinstance(source, nn.Module) else "write it like zoo:NAME, file:PATH or timm:NAME"
+    remedy = "it is a model already: use it as it is, or models.wrap(it, InputSpec(...))"
+    what = remedy if isinstance(source, nn.Module) else "write it like zoo:NAME, file:PATH or timm:NAME"
     raise BadInput(f"trimtab.load takes the name of a model, found a {type(source).__name__}; {what}")
 
 

@@ -71,7 +71,7 @@ def _ours(path: Path, state: State, described: dict[str, Any], stated: Source | 
 def _filled(path: Path, state: State, plan: Source, described: dict[str, Any] | None = None) -> Pixels:
     """The network that `plan` names, with the branches that its description lists, filled with `state`."""
     if plan.weights or plan.scheme not in MAKERS:
-        raise BadInput(f"behind the @ stands an architecture without weights, found {plan}")
+        raise BadInput(f"after the @ comes an architecture without weights, found {plan}")
     arguments = dict(plan.arguments)
     classes = arguments.pop("classes", None)
 
@@ -86,13 +86,13 @@ def _filled(path: Path, state: State, plan: Source, described: dict[str, Any] | 
         model = built(classes)
     expected = model.net.state_dict()
     state = layouts.renamed(layouts.without_wrappers(state, expected), expected, plan.name)
-    found = files.classes_in(state, expected)
-    files.require_classes(str(path), found, classes)
-    if misfit := files.misfit(state, expected, but_classes=found is not None):
+    number = files.classes_in(state, expected)
+    files.require_classes(str(path), number, classes)
+    if misfit := files.misfit(state, expected, but_classes=number is not None):
         close = None if described else guess.architecture_of(state)
         raise BadInput(f"{path} {misfit}{f'; its tensors are those of {close}' if close else ''}")
-    if plan.scheme == "net" or (found is not None and plan.scheme != "py"):
-        model = built(classes if found is None else found)
+    if plan.scheme == "net" or (number is not None and plan.scheme != "py"):
+        model = built(classes if number is None else number)
     files.fill(model.net, state, str(path), exact=described is not None)
     return model
 

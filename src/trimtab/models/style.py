@@ -34,7 +34,7 @@ class Style:
     norm: str = "bn"
     """bn, gn, in, ln, none; fixup where the network is a ResNet."""
     activation: str = "relu"
-    """relu, leaky (slope 0.01) or selu."""
+    """relu, leaky (LeakyReLU with 0.01) or selu."""
     shortcut: bool = True
     """Whether residual blocks add what came in."""
     fixup_allowed: bool = False
@@ -144,9 +144,9 @@ def he_init(net: nn.Module) -> None:
 def fixup_init(net: nn.Module, block: type[nn.Module]) -> None:
     """Scale what `he_init` drew in a network whose residual branches live in modules of class `block`."""
     branches = [
-        [m for name, m in one.named_modules() if isinstance(m, nn.Conv2d) and "downsample" not in name]
-        for one in net.modules()
-        if isinstance(one, block)
+        [m for name, m in module.named_modules() if isinstance(m, nn.Conv2d) and "downsample" not in name]
+        for module in net.modules()
+        if isinstance(module, block)
     ]
     for *early, last in branches:
         for conv in early:

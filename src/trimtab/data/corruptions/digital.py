@@ -38,9 +38,9 @@ def saturate(x: Tensor, chance: Chance, factor: float, offset: float) -> Tensor:
     value = x.amax(dim=1, keepdim=True)
     below = value - x
     saturation = below.amax(dim=1, keepdim=True) / value.clamp(min=1)
-    wanted = (saturation * factor + offset).clamp_(max=1)
+    target = (saturation * factor + offset).clamp_(max=1)
     red = (value * offset) * torch.tensor([0.0, 1.0, 1.0], device=x.device).view(1, 3, 1, 1)
-    return value - torch.where(saturation > 0, below * (wanted / saturation), red)
+    return value - torch.where(saturation > 0, below * (target / saturation), red)
 
 
 def elastic_transform(x: Tensor, chance: Chance, strength: float, smoothness: float, affine: float) -> Tensor:

@@ -26,7 +26,7 @@ from trimtab.types import BadInput
 SIDE = 512
 """Side of a procedural picture in pixels."""
 
-# mean red, green, blue and the deviation of each of the five pictures, in levels
+# mean red, green, blue and the std of each of the five pictures, in levels
 TONES = (
     (78, 149, 166, 18),
     (201, 205, 214, 22),
@@ -85,7 +85,7 @@ def _grown() -> tuple[Tensor, ...]:
 
 
 def _grow(rng: np.random.Generator) -> Tensor:
-    """Leaves of ice over a mottled ground, bent a little; mean 0 and deviation 1."""
+    """Leaves of ice over a mottled ground, bent a little; mean 0 and std 1."""
 
     def smooth(sigma: float) -> Tensor:
         field = gaussian(torch.from_numpy(rng.normal(size=(SIDE, SIDE))).float(), sigma, border="reflect")

@@ -13,7 +13,7 @@ from trimtab.data.corruptions.filters import Chance
 
 
 def gaussian_noise(x: Tensor, chance: Chance, scale: float) -> Tensor:
-    """Additive noise of one deviation, independent per channel."""
+    """Additive noise of the same std in every pixel, independent per channel."""
     return chance.normal(*x.shape[1:]).mul_(255 * scale).add_(x)
 
 
@@ -23,7 +23,7 @@ def speckle_noise(x: Tensor, chance: Chance, scale: float) -> Tensor:
 
 
 def impulse_noise(x: Tensor, chance: Chance, amount: float) -> Tensor:
-    """Salt and pepper: a share of the values is 0 or 255, as likely the one as the other."""
+    """Salt and pepper: a fraction of the values becomes 0 or 255, with equal probability."""
     u = chance.uniform(*x.shape[1:])
     return torch.where(u < amount, (u < amount / 2) * 255.0, x)
 
