@@ -7,11 +7,11 @@ smoothing       predict, certify
 accuracy        certified accuracy over radii, for one sigma and for several
 """
 
-from trimtab.certify.accuracy import Curve, certified_accuracy, envelope, fixed_sigma_per_radius
+from trimtab.certify.accuracy import CertifiedCurve, certified_accuracy, envelope, fixed_sigma_per_radius
 from trimtab.certify.bounds import max_radius
 from trimtab.certify.smoothing import ABSTAIN, VERSION, Certificates, certify, join, predict
 
 __all__ = [
-    "ABSTAIN", "VERSION", "Certificates", "Curve", "certified_accuracy", "certify", "envelope",
+    "ABSTAIN", "VERSION", "Certificates", "CertifiedCurve", "certified_accuracy", "certify", "envelope",
     "fixed_sigma_per_radius", "join", "max_radius", "predict",
 ]  # fmt: skip

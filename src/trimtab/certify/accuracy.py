@@ -32,7 +32,7 @@ Radii = Sequence[float | str]
 
 
 @dataclass(frozen=True)
-class Curve:
+class CertifiedCurve:
     """Certified accuracy at radii: a row of the paper's table 6."""
 
     label: str
@@ -60,22 +60,22 @@ class Curve:
         )
 
 
-def certified_accuracy(certificates: Certificates, y: Tensor, radii: Radii) -> Curve:
+def certified_accuracy(certificates: Certificates, y: Tensor, radii: Radii) -> CertifiedCurve:
     """Return the fraction of images that are certified with the correct class at each radius."""
     at = _radii(radii)
     correct = _correct(certificates, y)
     accuracy = tuple(_fraction(correct, certificates.radii, r) for r in at)
-    return Curve(str(certificates), at, accuracy, (certificates.sigma,) * len(at), len(certificates))
+    return CertifiedCurve(str(certificates), at, accuracy, (certificates.sigma,) * len(at), len(certificates))
 
 
-def envelope(several: Sequence[Certificates], y: Tensor, radii: Radii) -> Curve:
+def envelope(several: Sequence[Certificates], y: Tensor, radii: Radii) -> CertifiedCurve:
     """Return the curve of the best sigma per image: the paper's figure 3, which certifies no classifier."""
     _require_same_images(several)
     at = _radii(radii)
     largest, best = torch.stack([c.radii for c in several]).max(dim=0)
     correct = torch.stack([_correct(c, y) for c in several]).gather(0, best[None])[0]
     label = f"{ENVELOPE} (sigma {', '.join(pretty(c.sigma) for c in several)})"
-    return Curve(label, at, tuple(_fraction(correct, largest, r) for r in at), None, len(y))
+    return CertifiedCurve(label, at, tuple(_fraction(correct, largest, r) for r in at), None, len(y))
 
 
 def fixed_sigma_per_radius(
@@ -84,7 +84,7 @@ def fixed_sigma_per_radius(
     test: Sequence[Certificates],
     test_y: Tensor,
     radii: Radii,
-) -> Curve:
+) -> CertifiedCurve:
     """Return the curve of the sigma that certifies most held-out images, chosen for each radius.
 
     Of equally good sigmas the larger is taken. The choice must be independent of the test noise: held-out
@@ -111,7 +111,7 @@ def fixed_sigma_per_radius(
         for sigma, r in zip(sigmas, at, strict=True)
     )
     label = f"sigma fixed per radius on {len(held_out_y)} held-out images, certified on {len(test_y)} others"
-    return Curve(label, at, accuracy, sigmas, len(test_y))
+    return CertifiedCurve(label, at, accuracy, sigmas, len(test_y))
 
 
 def _fraction(correct: Tensor, radii: Tensor, r: float) -> float:

@@ -41,6 +41,8 @@ from trimtab.runtime.fingerprint import digest
 from trimtab.train import Callback, Event, Stopped
 from trimtab.types import BadInput
 
+Subjects = Mapping[str, Net | tuple[Net, BNMode | None]]
+"""Networks by name, those in a BN mode as (network, mode)."""
 Progress = Callable[[str, float], None]
 """Called with what is being made, and the fraction of it that is done."""
 
@@ -252,13 +254,11 @@ class Bench:
         """Return the accuracy on test images, with its per-image outcomes; arguments as in `columns`."""
         return PerImage(self.correct(model, condition, **how))
 
-    def table(
-        self, subjects: Mapping[str, Net | tuple[Net, BNMode | None]], conditions: Mapping[str, Any]
-    ) -> dict[str, float]:
+    def table(self, subjects: Subjects, conditions: Mapping[str, Any]) -> dict[str, float]:
         """Return the accuracy of every subject under every condition, as rows "SUBJECT, CONDITION".
 
         Args:
-            subjects: Networks by name, those in a BN mode as (network, mode).
+            subjects: What is measured, by name.
             conditions: Conditions and attacks by name; None is clean images.
         """
         rows: dict[str, float] = {}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trimtab import measure
 from trimtab.attacks import FGSM, CurvePGD, Linf
-from trimtab.claims.bench import Bench
+from trimtab.claims.bench import Bench, Subjects
 from trimtab.claims.claim import claim
 from trimtab.claims.conditions import CraftedOn
 from trimtab.claims.nets import Net
@@ -70,14 +70,22 @@ def judge(bench: Bench, eps: Linf = EPS, marks: Sequence[int] = ()) -> CurvePGD:
     return CurvePGD(eps, steps=marks[-1], step_size="1/255", targeted=True, marks=marks)
 
 
-def robust(bench: Bench, net: Net, state: BNMode | None = None, eps: Linf = EPS) -> float:
+def robust(bench: Bench, net: Net, state: BNMode | None = None) -> float:
     """Return the accuracy of a network under the attack."""
-    return bench.accuracy(bench.network(net), judge(bench, eps), state=state)
+    return bench.accuracy(bench.network(net), judge(bench), state=state)
 
 
 def clean(bench: Bench, net: Net, state: BNMode | None = None) -> float:
     """Return the clean accuracy of a network."""
     return bench.accuracy(bench.network(net), state=state)
+
+
+def both(bench: Bench, eps: Linf = EPS) -> dict[str, Any]:
+    """Return the attack and clean images, for `Bench.table`."""
+    return {"robust": judge(bench, eps), "clean": None}
+
+
+MBN_ADV, MBN_CLEAN = (MBN, BranchMode("adv")), (MBN, BranchMode("main"))
 
 
 PERCENT_CLEAN = {"smoke": (100, 50, 0), "laptop": (100, 60, 20, 0), "paper": (100, 80, 60, 40, 20, 0)}
@@ -157,9 +165,7 @@ def curves(bench: Bench) -> dict[str, float]:
 )  # fmt: skip
 def logit_pairing(bench: Bench) -> dict[str, float]:
     """Measure mixed training with and without logit pairing."""
-    nets = {"mixed + ALP": ALP, "mixed": MIXED, "adv only": ADV}
-    rows = {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
-    return rows | {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
+    return bench.table({"mixed + ALP": ALP, "mixed": MIXED, "adv only": ADV}, both(bench))
 
 
 def halves(scale: Scale) -> dict[str, Net]:
@@ -185,16 +191,9 @@ def halves(scale: Scale) -> dict[str, Net]:
 )  # fmt: skip
 def mixture_restores(bench: Bench) -> dict[str, float]:
     """Measure both branches of Mixture BN, its controls, and attacks across branches."""
-    rows = {
-        "MBN adv, robust": robust(bench, MBN, BranchMode("adv")),
-        "adv only, robust": robust(bench, ADV),
-        "mixed, robust": robust(bench, MIXED),
-        "MBN clean, clean": clean(bench, MBN, BranchMode("main")),
-        "clean only, clean": clean(bench, CLEAN),
-        "MBN adv, clean": clean(bench, MBN, BranchMode("adv")),
-        "adv only, clean": clean(bench, ADV),
-        "mixed, clean": clean(bench, MIXED),
-    }
+    subjects: Subjects = {"MBN adv": MBN_ADV, "adv only": ADV, "mixed": MIXED}
+    rows = bench.table(subjects, {**both(bench), "untargeted FGSM": FGSM(EPS)})
+    rows |= bench.table({"MBN clean": MBN_CLEAN, "clean only": CLEAN}, {"clean": None})
     # An attack may run on either branch, whichever one classifies.
     for craft in ("main", "adv"):
         crossed = CraftedOn(judge(bench), craft)
@@ -205,12 +204,6 @@ def mixture_restores(bench: Bench) -> dict[str, float]:
     for name, net in halves(bench.scale).items():
         rows[f"{name}, robust"] = robust(bench, net, BranchMode("adv"))
         rows[f"{name}, clean branch, clean"] = clean(bench, net, BranchMode("main"))
-    for name, net, state in (
-        ("MBN adv", MBN, BranchMode("adv")),
-        ("adv only", ADV, None),
-        ("mixed", MIXED, None),
-    ):
-        rows[f"{name}, untargeted FGSM"] = bench.accuracy(bench.network(net), FGSM(EPS), state=state)
     return rows
 
 
@@ -229,14 +222,10 @@ def mixture_restores(bench: Bench) -> dict[str, float]:
 )  # fmt: skip
 def mixture_with_pairing(bench: Bench) -> dict[str, float]:
     """Measure Mixture BN with and without logit pairing."""
-    return {
-        "MBN + ALP adv, robust": robust(bench, MBN_ALP, BranchMode("adv")),
-        "MBN adv, robust": robust(bench, MBN, BranchMode("adv")),
-        "adv only, robust": robust(bench, ADV),
-        "MBN + ALP clean, clean": clean(bench, MBN_ALP, BranchMode("main")),
-        "clean only, clean": clean(bench, CLEAN),
-        "MBN clean, clean": clean(bench, MBN, BranchMode("main")),
-    }
+    adv, main = (MBN_ALP, BranchMode("adv")), (MBN_ALP, BranchMode("main"))
+    attacked: Subjects = {"MBN + ALP adv": adv, "MBN adv": MBN_ADV, "adv only": ADV}
+    unattacked: Subjects = {"MBN + ALP clean": main, "clean only": CLEAN, "MBN clean": MBN_CLEAN}
+    return bench.table(attacked, {"robust": judge(bench)}) | bench.table(unattacked, {"clean": None})
 
 
 def training_batches(bench: Bench, net: Net, most: int) -> list[Batch]:
@@ -320,8 +309,7 @@ def branch_statistics(bench: Bench) -> dict[str, float]:
 def group_norm(bench: Bench) -> dict[str, float]:
     """Measure mixed and adversarial training with group normalization."""
     nets = {"GN mixed": GN_MIXED, "GN adv only": GN_ADV, "mixed": MIXED, "adv only": ADV}
-    rows = {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
-    return rows | {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
+    return bench.table(nets, both(bench))
 
 
 @claim(
@@ -494,8 +482,7 @@ def tuned_norms(bench: Bench) -> dict[str, float]:
         "clean only": CLEAN, "all weights tuned to adversarial": ALL_TO_ADV,
         "all weights tuned to clean": ALL_TO_CLEAN,
     }  # fmt: skip
-    rows = {f"{name}, clean": clean(bench, net) for name, net in nets.items()}
-    rows |= {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+    rows = bench.table(nets, both(bench))
     gain = rows["all weights tuned to clean, clean"] - rows["adv only, clean"]
     return rows | {"all weights tuned to clean, gain": gain}
 
@@ -638,7 +625,7 @@ def pairing_explained(bench: Bench) -> dict[str, float]:
         "ALP": ALP, "ALP, weak attack": ALP_WEAK, "ALP, other optimizer and decay": ALP_RMSPROP,
         "ALP, other start": ALP_START, "ALP, other depth": ALP_DEPTH, "adv only": ADV,
     }  # fmt: skip
-    return {f"{name}, robust": robust(bench, net) for name, net in nets.items()}
+    return bench.table(nets, {"robust": judge(bench)})
 
 
 @claim(
@@ -651,14 +638,6 @@ def pairing_explained(bench: Bench) -> dict[str, float]:
 )  # fmt: skip
 def exceptions(bench: Bench) -> dict[str, float]:
     """Measure mixed and adversarial training at a small eps."""
-    eight = Linf("8/255")
-    rows = {
-        "mixed, eps 8, robust": robust(bench, MIXED_8, eps=eight),
-        "adv only, eps 8, robust": robust(bench, ADV_8, eps=eight),
-        "mixed, eps 16, robust": robust(bench, MIXED),
-        "adv only, eps 16, robust": robust(bench, ADV),
-    }
-    return rows | {
-        "mixed, eps 8, clean": clean(bench, MIXED_8),
-        "adv only, eps 8, clean": clean(bench, ADV_8),
-    }
+    at_8 = bench.table({"mixed, eps 8": MIXED_8, "adv only, eps 8": ADV_8}, both(bench, Linf("8/255")))
+    at_16 = {"mixed, eps 16": MIXED, "adv only, eps 16": ADV}
+    return at_8 | bench.table(at_16, {"robust": judge(bench)})

@@ -206,7 +206,7 @@ def scale_of(name: str, paper: str) -> Scale:
 
 
 @dataclass(frozen=True)
-class Row:
+class Wave:
     """Claims that share networks, and their planned cost."""
 
     ids: tuple[str, ...]
@@ -216,15 +216,15 @@ class Row:
 
 
 WAVE1 = (
-    Row(("ADA-1", "ADA-6", "ADA-7", "ADA-8", "ADA-9", "ADA-10"), 4),
-    Row(("ADA-2", "ADA-3", "ADA-4", "ADA-5"), 2),
-    Row(("APA-1", "APA-7"), 9),
-    Row(("MIX-4", "MIX-9", "MIX-6", "MIX-8", "MIX-10"), 9),
-    Row(("ADV-1", "ADV-4", "ADV-5"), 2),
-    Row(("LIG-1", "LIG-6", "LIG-8", "LIG-13"), 4),
-    Row(("LIG-2", "LIG-14"), 2),
-    Row(("MIX-1", "MIX-15"), 4),
-    Row(("APA-2", "APA-5", "APA-6"), 4),
+    Wave(("ADA-1", "ADA-6", "ADA-7", "ADA-8", "ADA-9", "ADA-10"), 4),
+    Wave(("ADA-2", "ADA-3", "ADA-4", "ADA-5"), 2),
+    Wave(("APA-1", "APA-7"), 9),
+    Wave(("MIX-4", "MIX-9", "MIX-6", "MIX-8", "MIX-10"), 9),
+    Wave(("ADV-1", "ADV-4", "ADV-5"), 2),
+    Wave(("LIG-1", "LIG-6", "LIG-8", "LIG-13"), 4),
+    Wave(("LIG-2", "LIG-14"), 2),
+    Wave(("MIX-1", "MIX-15"), 4),
+    Wave(("APA-2", "APA-5", "APA-6"), 4),
 )
 """The desk's first wave, headlines first."""
 _FAILING = "it needs mixed training to lose its robustness, which the paper does not expect on CIFAR-10"

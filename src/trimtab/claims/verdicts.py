@@ -53,7 +53,7 @@ TOO_WEAK = "setting too weak"
 REFUTATION = 0.025
 """Family-wise level of refuting a claim by one of its parts."""
 
-Row = Mapping[str, float]
+Numbers = Mapping[str, float]
 """One unit's numbers, by name."""
 
 
@@ -120,7 +120,7 @@ class Above:
         """The rows that it needs."""
         return tuple(side for side in (self.high, self.low) if isinstance(side, str))
 
-    def judge(self, rows: Sequence[Row]) -> Judgement:
+    def judge(self, rows: Sequence[Numbers]) -> Judgement:
         """Judge the contrasts of all units."""
         contrasts = [_value(row, self.high) - _value(row, self.low) - self.by for row in rows]
         return _judged(self, contrasts, self._verdict, lambda below: below(self.effect))
@@ -152,7 +152,7 @@ class Close:
         """The rows that it needs."""
         return (self.a, self.b) if isinstance(self.b, str) else (self.a,)
 
-    def judge(self, rows: Sequence[Row]) -> Judgement:
+    def judge(self, rows: Sequence[Numbers]) -> Judgement:
         """Judge the contrasts of all units."""
         contrasts = [_value(row, self.a) - _value(row, self.b) for row in rows]
         return _judged(
@@ -192,7 +192,7 @@ class Needs:
         """The row that it needs."""
         return (self.name,)
 
-    def unmet(self, rows: Sequence[Row]) -> str:
+    def unmet(self, rows: Sequence[Numbers]) -> str:
         """Return a message with the units that do not meet the precondition; "" if all do."""
         values = [float(_value(row, self.name)) for row in rows]
         outside = [
@@ -285,7 +285,7 @@ def _crossed(contrasts: Sequence[float]) -> power.Array | None:
     return np.stack(outcomes)
 
 
-def _value(row: Row, name: str | float) -> float:
+def _value(row: Numbers, name: str | float) -> float:
     if isinstance(name, float | int):
         return float(name)
     if name not in row:

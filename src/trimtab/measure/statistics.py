@@ -17,7 +17,7 @@ from trimtab.norm.state import images_for
 from trimtab.runtime import check_pairs, guard, is_misclassified
 from trimtab.types import BadInput, one_of
 
-Row = dict[str, Any]
+Values = dict[str, Any]
 StatisticsAttack = Callable[..., dict[str, norm.Shift]]
 
 ATTACKS: dict[str, Callable[[float], StatisticsAttack]] = {
@@ -29,7 +29,7 @@ ATTACKS: dict[str, Callable[[float], StatisticsAttack]] = {
 }
 
 
-def branch_statistics(model: nn.Module) -> list[Row]:
+def branch_statistics(model: nn.Module) -> list[Values]:
     """List the running mean and std of every channel and branch; shared statistics appear once."""
     shared = {(row["layer"], row["name"]) for row in norm.branch_spec(model) if row["statistics_of"]}
     return [
@@ -41,7 +41,7 @@ def branch_statistics(model: nn.Module) -> list[Row]:
     ]
 
 
-def batch_against_running(model: nn.Module, x: Tensor) -> list[Row]:
+def batch_against_running(model: nn.Module, x: Tensor) -> list[Values]:
     """List the statistics of one batch, as in training, with the running ones of the active branch."""
     running = _running(model)
     steering = norm.use(model, source="batch", update=False)
@@ -77,7 +77,7 @@ def tolerance(
     source: str = "running",
     groups: int = 1,
     seed: int = 0,
-) -> list[Row]:
+) -> list[Values]:
     """Measure the accuracy over all batches with shifted statistics, for each attack and radius.
 
     A shift is computed on the first batch and then fixed (APART's figure 1), by the gradient of the whole
