@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 import trimtab
-from trimtab import adapt, data
+from trimtab import adapt, data, norm
 from trimtab.adapt._estimate import fit_accuracy
 from trimtab.adapt._evidence import Martingale, log_mean
 from trimtab.types import BadInput
@@ -110,16 +110,99 @@ def test_fog_raises_the_alarm_and_names_layers_and_channels(model, images):
     assert "drift detected" in status.advice
 
 
-def test_a_restarted_monitor_continues_bit_for_bit(model, images):
-    x, _ = images
-    whole = adapt.Monitor(model, [x[:200]])
-    first, second = adapt.Monitor(model, [x[:200]]), adapt.Monitor(model, [x[:200]])
+def test_a_restarted_monitor_continues_bit_for_bit(model, images, tmp_path):
+    x, y = images
+    path = tmp_path / "state.safetensors"
+    whole, first = (adapt.Monitor(model, [x[:200]], alarm_rate=0.05, fraction=0.5) for _ in range(2))
+    for monitor in (whole, first):
+        monitor.calibrate(
+            [(x[:100], y[:100])], lambda x, k, s: data.corrupt(x, k, severity=s, seed=0), ["fog", "contrast"]
+        )
+    first(x[200:250])
+    first.save(path)
+    second = adapt.Monitor.load(model, path)
+    assert second.status() == first.status()
     for part in (x[200:250], x[250:290]):
         whole(part)
-    first(x[200:250])
-    second.set_extra_state(first.get_extra_state())
     second(x[250:290])
     assert second.status() == whole.status()
+    assert second.status().accuracy is not None
+    second.save(path)  # replaces the older one
+    assert adapt.Monitor.load(model, path).status() == whole.status()
+
+
+def test_the_state_of_another_model_is_refused_also_after_its_statistics_changed(model, images, tmp_path):
+    x, _ = images
+    path = adapt.Monitor(model, [x[:200]]).save(tmp_path / "state.safetensors")
+    other = trimtab.load("zoo:sample-standard")
+    adapt.Monitor.load(other, path)
+    norm.recalibrate(norm.steer(other), [x])
+    with pytest.raises(BadInput, match="another model"):
+        adapt.Monitor.load(other, path)
+
+
+@pytest.mark.parametrize("damage", ["no tensors", "cut", "shape", "pack"])
+def test_a_damaged_state_is_refused_in_one_sentence(model, images, tmp_path, damage):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path = adapt.Monitor(model, [images[0][:200]]).save(tmp_path / "state.safetensors")
+    with safe_open(path, "pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    elif damage == "pack":
+        norm.save_pack(norm.steer(trimtab.load("zoo:sample-standard")), path)
+    else:
+        kept = {} if damage == "no tensors" else tensors | {"capital.0": torch.zeros(2)}
+        save_file(kept, path, header)
+    with pytest.raises(BadInput, match="not a monitor's state") as refused:
+        adapt.Monitor.load(model, path)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_pack_of_the_streams_domain_is_named(model, images):
+    x, _ = images
+    steered = norm.steer(trimtab.load("zoo:sample-standard"))
+    domains = {kind: data.corrupt(x[200:400], kind, severity=5, seed=0) for kind in ("fog", "gaussian_noise")}
+    packs = {kind: norm.gather(steered, [shown]) for kind, shown in domains.items()}
+    for kind in domains:
+        monitor = adapt.Monitor(model, [x[:200]], fraction=1.0, packs=packs)
+        monitor(data.corrupt(x[400:600], kind, severity=5, seed=1))
+        assert monitor.status().pack == kind
+        assert f"load the pack '{kind}'" in monitor.status().advice
+    clean = adapt.Monitor(model, [x[:200]], fraction=1.0, packs=packs)
+    clean(x[200:400])
+    assert clean.status().pack is None
+
+
+def test_a_model_of_another_task_is_monitored_as_it_is_called(images):
+    class Boxes(torch.nn.Module):
+        """Takes a list of images and options; runs a second stage on regions, two of each image."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3), torch.nn.BatchNorm2d(6))
+            self.head = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+
+        def forward(self, images, *, scale):
+            y = self.body(torch.stack(images) * scale).mean((2, 3))
+            return [{"boxes": self.head(y.repeat(2, 1)), "features": y}]
+
+    x, _ = images
+    net = Boxes().eval()
+    call = {"images": list(x[:150]), "scale": 1.0}
+    monitor = adapt.Monitor(net, [call], lambda model, batch: model(**batch), fraction=1.0)
+    assert monitor.names == ["body.1"]
+    found = monitor(list(x[150:200]), scale=1.0)
+    torch.testing.assert_close(found[0]["boxes"], net(list(x[150:200]), scale=1.0)[0]["boxes"])
+    assert not monitor.status().alarm
+    assert monitor.status().images == monitor.status().observed == 50
+    monitor(list(x[200:300]), scale=0.3)
+    assert monitor.status().alarm
+    with pytest.raises(BadInput, match="returns logits"):
+        monitor.calibrate([(x[:5], torch.zeros(5).long())], lambda x, k, s: x, ["fog"])
 
 
 def test_how_the_stream_is_cut_into_batches_does_not_move_the_evidence(model, images):

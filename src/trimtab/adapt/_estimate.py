@@ -24,6 +24,18 @@ class AccuracyModel:
     """Mean absolute error on groups left out of the fit."""
     worst: float
     """Largest absolute error there."""
+    clean: float = float("nan")
+    """Accuracy on the clean images of the calibration."""
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the estimate is computed from."""
+        return {"center": self.center, "scale": self.scale, "weights": self.weights}
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """What is known about the estimate."""
+        return {"error": self.error, "worst": self.worst, "clean": self.clean}
 
     def __call__(self, features: Sequence[float] | np.ndarray) -> float:
         """Return the accuracy estimated from averaged features."""

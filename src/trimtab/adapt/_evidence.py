@@ -53,12 +53,15 @@ class Martingale:
         self.weights = [bet / growth for bet in bets]
         return p
 
-    def state(self) -> tuple[array[float], list[float]]:
-        """Return what `restore` needs: all scores, and the log-capital followed by the weights."""
-        return self.scores, [self.log_capital, *self.weights]
+    @property
+    def numbers(self) -> list[float]:
+        """The log-capital followed by the weights: with `scores` all that `restore` needs."""
+        return [self.log_capital, *self.weights]
 
     def restore(self, scores: Iterable[float], numbers: Sequence[float]) -> None:
-        """Continue from the value of `state()`."""
+        """Continue from `scores` and `numbers`."""
+        if len(numbers) != 1 + len(BETS) or not all(map(math.isfinite, numbers)):
+            raise ValueError("no capital of this test martingale")
         self.scores = array("d", scores)
         self.log_capital, *self.weights = numbers
 

@@ -14,6 +14,7 @@ stream that is exchangeable with the reference the probability that it is *ever*
     monitor.calibrate(labeled, corruptions=...)     # optional: enables the accuracy estimate
     logits = monitor(x)                             # the same as model(x)
     monitor.status()                                # alarm, evidence, moved layers and channels, advice
+    monitor.save("state.safetensors")               # Monitor.load(model, "state.safetensors") continues
 
 Subsampling: only a fraction of the images of each batch, evenly spaced, is observed (`fraction`, default
 1/4). The detection delay grows by its inverse; the guarantee stays.
@@ -21,33 +22,38 @@ Subsampling: only a fraction of the images of each batch, evenly spaced, is obse
 Accuracy: a ridge regression on confidence, entropy and the scores' averages over the last `window` images,
 fitted on corrupted labeled images; its error is measured on kinds of corruption left out of the fit.
 
+Any model whose layers see the batch first: a detector or a segmentation network too, called as it is. The
+accuracy is estimated only where the output is a tensor of logits (N, classes) or (N, classes, ...).
+
 Cost: one forward pass, and the moments of a few features. Norm knobs: none; the model is not steered.
 Does not help: a change of the class balance raises an alarm, too, and images that an attacker made to look
 ordinary raise none. Training images have other statistics than new images: as the reference they cause
-false alarms on clean data.
+false alarms on clean data. Measured: docs/results/statistics.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab import norm, rng
+from trimtab import norm
 from trimtab._mode import evaluation_mode
-from trimtab.adapt._estimate import AccuracyModel, fit_accuracy
-from trimtab.adapt._evidence import Martingale, log_mean
+from trimtab.adapt import _drift
+from trimtab.adapt._estimate import fit_accuracy
+from trimtab.io import reading
 from trimtab.norm.sensors import ImageMoments, image_moments, sensor_layers
 from trimtab.types import BadInput
 
-_TIES = rng.purpose("adapt.monitor")
 FEWEST = 100
 """Reference images that a monitor needs at least."""
+Forward = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,13 @@ class Status:
     """The channels that moved most lately: layer, index, shift in reference stds."""
     accuracy: float | None
     """Estimated accuracy over the last window; None before `calibrate`."""
+    accuracy_lost: float | None
+    """Accuracy on the clean images of the calibration minus this estimate."""
     accuracy_error: float | None
     """Mean absolute error of such estimates on kinds of corruption left out of the calibration."""
+    pack: str | None
+    """The pack whose statistics describe the stream better than the reference and all others; None if
+    none does."""
     advice: str
     """What to do, in one sentence."""
 
@@ -84,12 +95,16 @@ class Monitor(nn.Module):
     """A model that monitors its own normalization statistics.
 
     Args:
-        model: Any classifier with batch-norm layers; it is not modified.
-        reference: Held-out clean images: batches of images, or tuples that start with them.
+        model: Any model with batch-norm layers; it is not modified.
+        reference: Held-out clean images: batches of images, tuples that start with them, or whatever
+            `forward` takes.
+        forward: `forward(model, batch)` for reference batches of models that do not take one tensor.
         alarm_rate: Upper bound on the probability of ever raising a false alarm.
         layers: How many layers to observe, spread evenly over the depth.
         fraction: Fraction of each batch's images to observe.
         window: Images that the moving averages extend over.
+        packs: Packs of other domains or their files, by name; the status names the one that fits the
+            stream.
         seed: Seed of the random numbers that break ties between scores.
     """
 
@@ -97,11 +112,13 @@ class Monitor(nn.Module):
         self,
         model: nn.Module,
         reference: Iterable[Any],
+        forward: Forward | None = None,
         *,
         alarm_rate: float = 0.01,
         layers: int = 4,
         fraction: float = 0.25,
         window: int = 512,
+        packs: Mapping[str, norm.Pack | str | Path] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -109,87 +126,60 @@ class Monitor(nn.Module):
             raise BadInput(
                 f"alarm_rate and fraction lie between 0 and 1, found {alarm_rate:g} and {fraction:g}"
             )
-        self.model = model
-        self.alarm_rate, self.fraction, self.window, self.seed = alarm_rate, fraction, window, seed
+        self._set(model, fraction, packs)
         self.names = sensor_layers(model, layers)
-        moments, logits = self._observe(reference)
-        if len(logits) < FEWEST:
-            raise BadInput(f"a monitor needs at least {FEWEST} reference images, found {len(logits)}")
-        half = len(logits) // 2
-        # The first half standardizes; new scores are ranked among those of the second half.
-        self.centers = {name: _center(m, slice(0, half)) for name, m in moments.items()}
-        standardized = self._standardize({n: _rows(m, slice(half, None)) for n, m in moments.items()})
-        self.martingales = [Martingale(column.tolist()) for column in _scores(standardized).T]
-        self.estimator: AccuracyModel | None = None
-        """Set by `calibrate`."""
-        self.images = self.observed = 0
-        self.alarm_at: int | None = None
-        self._average: Tensor | None = None  # of `_features` over about `window` images
-        self._shift = {name: torch.zeros_like(c.mean[0]) for name, c in self.centers.items()}
+        moments, _ = self._observe(reference, forward)
+        images = len(moments[self.names[0]].mean)
+        if images < FEWEST:
+            raise BadInput(f"a monitor needs at least {FEWEST} reference images, found {images}")
+        # A detector's second stage sees regions, not images.
+        self.names = [name for name in self.names if len(moments[name].mean) == images]
+        self.drift = _drift.fitted({n: moments[n] for n in self.names}, alarm_rate, window, seed)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the model's logits; the monitor observes some of the images."""
+    def _set(
+        self, model: nn.Module, fraction: float, packs: Mapping[str, norm.Pack | str | Path] | None
+    ) -> None:
+        self.model, self.fraction = model, fraction
+        read = {n: p if isinstance(p, norm.Pack) else norm.read_pack(p) for n, p in (packs or {}).items()}
+        self.packs: dict[str, norm.Pack] = read
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns; the monitor observes some of the images."""
         step = max(1, round(1 / self.fraction))
-        rows = slice((-self.images) % step, None, step)
+        rows = slice((-self.drift.images) % step, None, step)
         with image_moments(self.model, self.names, rows) as moments:
-            logits: Tensor = self.model(x)
-        self.images += len(x)
-        if len(logits[rows]):
-            self._update(moments, logits.detach()[rows])
-        return logits
+            output = self.model(*args, **kwargs)
+        self.drift.images += moments.images
+        if moments:
+            logits = _logits(output, moments.images)
+            self.drift.update(moments, None if logits is None else logits[rows])
+        return output
 
     @torch.no_grad()
-    def _update(self, moments: dict[str, ImageMoments], logits: Tensor) -> None:
-        standardized = self._standardize(moments)
-        scores = _scores(standardized)  # (n, sensors)
-        u = rng.scalars(self.seed, range(self.observed, self.observed + len(scores)), _TIES).tolist()
-        for row, tie in zip(scores.tolist(), u, strict=True):
-            for martingale, score in zip(self.martingales, row, strict=True):
-                martingale.update(score, tie)
-            if self.alarm_at is None and self._log_evidence() >= -math.log(self.alarm_rate):
-                self.alarm_at = self.images
-        self.observed += len(scores)
-        keep = (
-            (1 - 1 / self.window) ** len(scores)
-            if self.observed > self.window
-            else (1 - len(scores) / self.observed)
-        )
-        features = _features(scores, logits).mean(0)
-        self._average = features if self._average is None else torch.lerp(features, self._average, keep)
-        for name, (location, _) in standardized.items():
-            self._shift[name] = torch.lerp(location.mean(0), self._shift[name], keep)
-
-    def _log_evidence(self) -> float:
-        return log_mean([martingale.log_capital for martingale in self.martingales])
-
-    @torch.no_grad()
-    def _observe(self, batches: Iterable[Any]) -> tuple[dict[str, ImageMoments], Tensor]:
+    def _observe(
+        self, batches: Iterable[Any], forward: Forward | None = None
+    ) -> tuple[dict[str, ImageMoments], Tensor | None]:
         """Return moments and logits of all images, with the model in eval mode."""
         seen: dict[str, list[ImageMoments]] = {name: [] for name in self.names}
         logits = []
         with evaluation_mode(self.model):
             for batch in batches:
                 with image_moments(self.model, self.names) as moments:
-                    logits.append(self.model(norm.images_for(self.model, batch)))
-                for name in self.names:
-                    seen[name].append(moments[name])
+                    if forward is None:
+                        output = self.model(norm.images_for(self.model, batch))
+                    else:
+                        output = forward(self.model, batch)
+                logits.append(_logits(output, moments.images))
+                for name, found in moments.items():
+                    seen[name].append(found)
         if not logits:
             raise BadInput("a monitor needs reference images, found none")
         joined = {
             name: ImageMoments(torch.cat([m.mean for m in parts]), torch.cat([m.std for m in parts]))
             for name, parts in seen.items()
         }
-        return joined, torch.cat(logits)
-
-    def _standardize(self, moments: Mapping[str, ImageMoments]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return each image's channel means and stds in units of the reference, (n, C) each."""
-        return {
-            name: (
-                (m.mean - self.centers[name].mean[0]) / self.centers[name].mean[1],
-                (m.std - self.centers[name].std[0]) / self.centers[name].std[1],
-            )
-            for name, m in moments.items()
-        }
+        given = [part for part in logits if part is not None]
+        return joined, torch.cat(given) if len(given) == len(logits) else None
 
     def calibrate(
         self,
@@ -207,99 +197,110 @@ class Monitor(nn.Module):
             severities: Severities of each kind; clean images are always included.
         """
         labeled = [(x, y) for x, y, *_ in batches]
-        labels = torch.cat([y for _, y in labeled])
+        labels = torch.cat([y for _, y in labeled]).cpu()
         rows, accuracy, groups = [], [], []
         for kind, severity in [("clean", 0), *((k, s) for k in kinds for s in severities)]:
             images = [x if kind == "clean" else corrupt(x, kind, severity) for x, _ in labeled]
             moments, logits = self._observe(images)
-            rows.append(_features(_scores(self._standardize(moments)), logits).mean(0).double().cpu().numpy())
-            accuracy.append(float((logits.argmax(1).cpu() == labels.cpu()).double().mean()))
+            if logits is None:
+                raise BadInput("the accuracy can only be estimated of a model that returns logits")
+            features = self.drift.features({n: moments[n] for n in self.names}, logits)
+            rows.append(features.double().cpu().numpy())
+            accuracy.append(float((logits.argmax(1).cpu() == labels).double().mean()))
             groups.append(kind)
-        self.estimator = fit_accuracy(np.stack(rows), np.array(accuracy), groups)
+        fitted = fit_accuracy(np.stack(rows), np.array(accuracy), groups)
+        self.drift.estimator = replace(fitted, clean=accuracy[0])
         return self
 
     def status(self) -> Status:
         """Return what was observed so far."""
-        shifts = {name: shift.cpu() for name, shift in self._shift.items()}
+        drift = self.drift
+        shifts = {name: shift.cpu() for name, shift in drift.shift.items()}
         layers = sorted(
             ((n, float(s.square().mean().sqrt())) for n, s in shifts.items()), key=lambda p: -p[1]
         )
         moved = [
-            (name, c, float(s[c])) for name, s in shifts.items() for c in s.abs().topk(min(3, len(s))).indices
+            (name, int(c), float(s[c]))
+            for name, s in shifts.items()
+            for c in s.abs().topk(min(3, len(s))).indices
         ]
-        channels = [(name, int(c), shift) for name, c, shift in sorted(moved, key=lambda p: -abs(p[2]))[:5]]
-        estimate = None
-        if self.estimator is not None and self._average is not None:
-            estimate = self.estimator(self._average.double().cpu().numpy())
+        accuracy, estimator = drift.accuracy(), drift.estimator
+        pack = drift.nearest(self.packs) if self.packs and drift.observed else None
         return Status(
-            images=self.images,
-            observed=self.observed,
-            evidence=math.exp(min(self._log_evidence(), 700.0)),
-            alarm=self.alarm_at is not None,
-            alarm_at=self.alarm_at,
+            images=drift.images,
+            observed=drift.observed,
+            evidence=math.exp(min(drift.log_evidence, 700.0)),
+            alarm=drift.alarm_at is not None,
+            alarm_at=drift.alarm_at,
             layers=tuple(layers),
-            channels=tuple(channels[:5]),
-            accuracy=estimate,
-            accuracy_error=None if self.estimator is None else self.estimator.error,
-            advice=_advice(self.alarm_at, layers),
+            channels=tuple(sorted(moved, key=lambda p: -abs(p[2]))[:5]),
+            accuracy=accuracy,
+            accuracy_lost=None if accuracy is None or estimator is None else estimator.clean - accuracy,
+            accuracy_error=None if estimator is None else estimator.error,
+            pack=pack,
+            advice=_advice(drift.alarm_at, layers, pack),
         )
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what `state_dict` keeps besides the model: what a restarted process needs."""
-        return {
-            "images": torch.tensor(
-                [self.images, self.observed, -1 if self.alarm_at is None else self.alarm_at]
-            ),
-            "scores": [torch.tensor(m.scores, dtype=torch.float64) for m in self.martingales],
-            "capital": [torch.tensor(m.state()[1], dtype=torch.float64) for m in self.martingales],
-            "average": self._average,
-            "shift": self._shift,
-        }
+    def save(self, path: str | Path) -> Path:
+        """Write the state, without the model; a restarted process continues from it with `Monitor.load`.
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue from the value of `get_extra_state()`."""
-        self.images, self.observed, alarm_at = state["images"].tolist()
-        self.alarm_at = None if alarm_at < 0 else alarm_at
-        for martingale, scores, numbers in zip(
-            self.martingales, state["scores"], state["capital"], strict=True
-        ):
-            martingale.restore(scores.tolist(), numbers.tolist())
-        self._average, self._shift = state["average"], state["shift"]
+        Args:
+            path: A safetensors file, replaced whole or not at all.
+        """
+        about = {
+            "model": _digest(self.model), "fraction": self.fraction, "alarm_rate": self.drift.alarm_rate,
+            "window": self.drift.window, "seed": self.drift.seed,
+        }  # fmt: skip
+        _drift.write(self.drift, Path(path), about)
+        return Path(path)
 
+    @classmethod
+    def load(
+        cls,
+        model: nn.Module,
+        path: str | Path,
+        packs: Mapping[str, norm.Pack | str | Path] | None = None,
+    ) -> Monitor:
+        """Return a monitor that continues from a saved state, without the reference images.
 
-def _center(moments: ImageMoments, rows: slice) -> ImageMoments:
-    """Return mean and std over images of channel means, and of channel stds: two (2, C) tensors."""
-
-    def mean_and_std(values: Tensor) -> Tensor:
-        std, mean = torch.std_mean(values[rows], 0)
-        return torch.stack([mean, std.clamp(min=1e-6)])
-
-    return ImageMoments(mean_and_std(moments.mean), mean_and_std(moments.std))
-
-
-def _rows(moments: ImageMoments, rows: slice) -> ImageMoments:
-    return ImageMoments(moments.mean[rows], moments.std[rows])
-
-
-def _scores(standardized: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the location and scale score of each image at each layer, (n, 2 layers)."""
-    columns = []
-    for location, scale in standardized.values():
-        columns += [location.square().mean(1).log1p(), scale.mean(1)]
-    return torch.stack(columns, 1)
+        Args:
+            model: The model that the state was saved for.
+            path: The file that `save` wrote.
+            packs: As for a new monitor.
+        """
+        about, tensors, numbers = _drift.read(Path(path))
+        with reading(Path(path), "a monitor's state"):
+            if about["model"] != _digest(model):
+                raise BadInput(f"{path} is the state of a monitor of another model; start a new one")
+            monitor = cls.__new__(cls)
+            nn.Module.__init__(monitor)
+            monitor._set(model, float(about["fraction"]), packs)
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            monitor.names = list(numbers["names"])
+            settings = (float(about["alarm_rate"]), int(about["window"]), int(about["seed"]))
+            monitor.drift = _drift.restored(tensors, numbers, *settings, device)
+        return monitor
 
 
-def _features(scores: Tensor, logits: Tensor) -> Tensor:
-    """Return the inputs of the accuracy estimate, (n, features): the scores, confidence and entropy."""
-    p = logits.float().softmax(1)
-    return torch.cat([scores, p.amax(1, keepdim=True), torch.special.entr(p).sum(1, keepdim=True)], 1)
+def _logits(output: Any, images: int) -> Tensor | None:
+    """What a model returned, if it is logits: (N, classes) or (N, classes, ...)."""
+    is_logits = isinstance(output, Tensor) and output.dim() >= 2 and len(output) == images
+    return output.detach() if is_logits else None
 
 
-def _advice(alarm_at: int | None, layers: list[tuple[str, float]]) -> str:
+def _digest(model: nn.Module) -> str:
+    """Hash all tensors of a model: with other weights or statistics the reference no longer holds."""
+    return norm.state_digest({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
+
+
+def _advice(alarm_at: int | None, layers: list[tuple[str, float]], pack: str | None) -> str:
     if alarm_at is None:
         return "no drift detected"
     name, shift = layers[0]
+    found = f"drift detected after {alarm_at} images, most at {name} ({shift:.2f} reference stds)"
+    if pack is not None:
+        return f"{found}: load the pack {pack!r}, whose statistics are nearest (norm.load_pack)"
     return (
-        f"drift detected after {alarm_at} images, most at {name} ({shift:.2f} reference stds): re-estimate "
-        "the statistics (adapt.per_batch, norm.repair), or load the pack of this domain"
+        f"{found}: re-estimate the statistics, once on recent images (trimtab repair, adapt.frozen) or, if "
+        "the domain keeps changing, on every batch (adapt.per_batch)"
     )

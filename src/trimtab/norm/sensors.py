@@ -23,6 +23,12 @@ class ImageMoments(NamedTuple):
     """(N, C); zero for layers without positions."""
 
 
+class Collected(dict[str, ImageMoments]):
+    """Moments by layer name, and the number of images that passed through."""
+
+    images: int = 0
+
+
 def sensor_layers(model: nn.Module, count: int) -> list[str]:
     """Name `count` batch-norm layers, evenly spaced from the first to the last."""
     names = [name for name, module in innermost(model).named_modules() if is_batch_norm(module)]
@@ -35,10 +41,11 @@ def sensor_layers(model: nn.Module, count: int) -> list[str]:
 @contextmanager
 def image_moments(
     model: nn.Module, names: Sequence[str], rows: Tensor | slice = slice(None), gradients: bool = False
-) -> Iterator[dict[str, ImageMoments]]:
+) -> Iterator[Collected]:
     """Collect the per-image moments of what the named layers receive in one forward pass inside.
 
-    The model need not be steered, and its output does not change.
+    The model need not be steered, and its output does not change. Of a layer that runs several times the
+    last pass counts.
 
     Args:
         model: Any model with batch-norm layers.
@@ -46,10 +53,12 @@ def image_moments(
         rows: Which images of the batch to collect.
         gradients: Whether the moments can be differentiated.
     """
-    collected: dict[str, ImageMoments] = {}
+    collected = Collected()
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if name == names[0]:
+                collected.images = len(inputs[0])
             x = (inputs[0] if gradients else inputs[0].detach())[rows]
             x = x.flatten(2) if x.dim() > 2 else x[..., None]  # (n, C, positions)
             if not len(x):
