@@ -152,7 +152,7 @@ def _merge(model: nn.Module, conv_name: str, norm_name: str) -> None:
         branch = str(norm.setting.branch or MAIN)
         statistics, affine = norm.statistics_holder(branch), norm.affine_holder(branch)
     wide = widest(conv.weight.device)
-    scale = (statistics.running_var.to(wide) + norm.eps).rsqrt()
+    scale = (statistics.running_var.to(wide) + getattr(norm, "eps", 1e-5)).rsqrt()
     if affine.weight is not None:
         scale = scale * affine.weight.to(wide)
     offset = -statistics.running_mean.to(wide) * scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -80,8 +81,9 @@ def swap(model: nn.Module, kind: str, only: Collection[str] | None = None) -> nn
 
 
 def _successor(old: nn.Module, kind: str) -> nn.Module:
-    like = old.weight if getattr(old, "weight", None) is not None else old.running_mean
-    new = make(kind, int(old.num_features), _dims(old)).to(like)  # type: ignore[arg-type]
+    like: Any = old.weight if getattr(old, "weight", None) is not None else old.running_mean
+    channels: Any = getattr(old, "num_features", None) or len(like)  # a frozen layer does not name them
+    new = make(kind, channels, _dims(old)).to(like)
     gain, fresh = getattr(old, "weight", None), getattr(new, "weight", None)
     if gain is not None and fresh is not None and bool((gain == gain[0]).all()):
         fresh.data.fill_(gain[0].item())

@@ -163,6 +163,29 @@ class Steered(Holder):
         return _revive, (self.stock_class,), state
 
 
+class Frozen(Steered):
+    """Steer a `FrozenBatchNorm2d`: running statistics in every mode, and gamma and beta that are buffers."""
+
+    eps = 1e-5  # that of DETR's, which has no attribute
+    momentum = None
+    track_running_stats = False
+    num_batches_tracked = None  # type: ignore[assignment]
+
+    @property
+    def num_features(self) -> int:  # type: ignore[override]
+        """Number of channels."""
+        return len(self.running_mean)
+
+    def source_now(self) -> str:
+        """Return which statistics normalize the next batch: the running ones unless a knob is turned."""
+        return "running" if self.setting.source is None else super().source_now()
+
+    @staticmethod
+    def _check_input_dim(input: Tensor) -> None:
+        if input.dim() != 4:
+            raise ValueError(f"expected 4D input, found {input.dim()}D")
+
+
 def _revive(stock: type[nn.Module]) -> Steered:
     kind = steered_class(stock)
     return kind.__new__(kind)
@@ -176,6 +199,8 @@ TAILS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "timm.layers.norm_act.BatchNormAct2d.forward": lambda layer, y: layer.act(layer.drop(y)),
 }
 """The supported forward passes, and what each does after normalizing."""
+FROZEN = "FrozenBatchNorm2d.forward"
+"""The layer of torchvision, detectron2 and DETR, which all compute the same."""
 
 
 def after(layer: nn.Module) -> list[nn.Module]:
@@ -190,21 +215,27 @@ def start(layer: Steered) -> None:
 
 def understood(kind: type[nn.Module]) -> bool:
     """Return whether layers of this class can be steered: whether its forward pass is a supported one."""
-    return _forward_of(kind) in TAILS
+    return _tail_of(kind) is not None
 
 
 def _steered_class(stock: type[nn.Module]) -> type[Steered]:
     body = {
         "stock_class": stock,
-        "tail": TAILS[_forward_of(stock)],
+        "tail": _tail_of(stock),
         # In torch.nn by name, so that fx tracers take a steered layer as a leaf, as they do a stock one.
         "__module__": "torch.nn.modules.batchnorm",
     }
-    return type(f"Steered{stock.__name__}", (Steered, stock), body)
+    base = Frozen if _forward_of(stock).endswith(FROZEN) else Steered
+    return type(f"Steered{stock.__name__}", (base, stock), body)
 
 
 steered_class: Callable[[type[nn.Module]], type[Steered]] = cache(_steered_class)  # type: ignore[assignment]
 """The steered subclass of a batch-norm class: one per class, so that types compare equal."""
+
+
+def _tail_of(kind: type[nn.Module]) -> Callable[[Any, Tensor], Tensor] | None:
+    forward = _forward_of(kind)
+    return (lambda layer, y: y) if forward.endswith(FROZEN) else TAILS.get(forward)
 
 
 def _forward_of(kind: type[nn.Module]) -> str:
