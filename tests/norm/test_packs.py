@@ -115,26 +115,63 @@ def test_gathered_statistics_are_those_of_numpy_over_all_elements():
     assert first.elements == 16 * 81
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_merged_shards_equal_the_whole_in_all_layers_for_any_split(sizes, seed):
     net = network()
     x = torch.rand(sum(sizes), 3, 9, 9, generator=torch.Generator().manual_seed(seed))
     x = x + torch.linspace(0, 2, len(x)).view(-1, 1, 1, 1)  # shards that differ
-    whole = norm.gather(net, [x])
-    merged = norm.merge([norm.gather(net, [part]) for part in x.split(sizes)])
+    whole = norm.gather(net, [x], source="running")
+    merged = norm.merge([norm.gather(net, [part], source="running") for part in x.split(sizes)])
     for name, layer in whole.layers.items():
         scale = layer.var.sqrt().max()
         torch.testing.assert_close(merged.layers[name].mean, layer.mean, rtol=1e-6, atol=float(1e-6 * scale))
-        torch.testing.assert_close(merged.layers[name].var, layer.var, rtol=2e-6, atol=float(1e-6 * scale**2))
+        torch.testing.assert_close(merged.layers[name].var, layer.var, rtol=1e-6, atol=float(1e-6 * scale**2))
         assert merged.layers[name].elements == layer.elements
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(2, 9), min_size=2, max_size=6), cut=st.integers(1, 5))
+def test_packs_of_the_same_batches_merge_exactly_and_fit_together(sizes, cut):
+    """What recalibrating on all batches gives, wherever each of them was gathered."""
+    net = network()
+    x = torch.rand(sum(sizes), 3, 9, 9) + torch.linspace(0, 2, sum(sizes)).view(-1, 1, 1, 1)
+    batches = list(x.split(sizes))
+    merged = norm.merge([norm.gather(net, part) for part in (batches[:cut], batches[cut:]) if part])
+    norm.recalibrate(net, batches)
+    for name, now in norm.running(net).items():
+        scale = now.var.sqrt().max()
+        torch.testing.assert_close(merged.layers[name].mean, now.mean, rtol=1e-6, atol=float(1e-6 * scale))
+        torch.testing.assert_close(merged.layers[name].var, now.var, rtol=1e-6, atol=float(1e-6 * scale**2))
+
+
+def test_running_packs_of_any_parts_reach_a_fixed_point_in_as_many_rounds_as_layers():
+    """Layer k receives its final inputs once the k - 1 before it hold theirs."""
+    net, x = network(), torch.rand(40, 3, 9, 9) * 0.3
+
+    def moved():
+        before = norm.running(net)
+        norm.load_pack(net, norm.merge([norm.gather(net, [p], source="running") for p in x.split(7)]))
+        return [not torch.allclose(m.mean, before[n].mean, rtol=1e-4) for n, m in norm.running(net).items()]
+
+    assert [moved() for _ in range(3)] == [[True, True], [False, True], [False, False]]
+
+
+def test_a_pack_of_channels_last_images_is_exact():
+    """torch's kernel sums such a batch in float32 and loses four digits (oracle: float64)."""
+    net = trimtab.steer(nn.Sequential(nn.BatchNorm2d(3)).eval())
+    x = torch.rand(64, 3, 96, 96).contiguous(memory_format=torch.channels_last) + 1
+    found = norm.gather(net, [x], source="running").layers["0"]
+    wide = x.double().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found.mean.double(), wide.mean(1), rtol=1e-7, atol=0)
+    torch.testing.assert_close(found.var.double(), wide.var(1), rtol=1e-6, atol=0)
 
 
 def test_averaging_variances_is_wrong_where_shards_differ_and_merging_is_not():
     net = network()
     shards = [torch.rand(16, 3, 9, 9), torch.rand(16, 3, 9, 9) + 2]
     packs = [norm.gather(net, [shard]) for shard in shards]
-    whole = norm.gather(net, [torch.cat(shards)]).layers["1"].var
+    whole = norm.gather(net, [torch.cat(shards)]).layers["1"].var  # the first layer's inputs are the same
     merged = norm.merge(packs).layers["1"].var
     averaged = (packs[0].layers["1"].var + packs[1].layers["1"].var) / 2
     assert float(((merged - whole) / whole).abs().max()) < 1e-5

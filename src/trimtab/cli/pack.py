@@ -11,13 +11,20 @@ import tyro
 import trimtab
 from trimtab.cli.lazy import console, data, norm
 from trimtab.cli.options import Count, Device, Json, Model, Seed, Split, Text, first, loaded
-from trimtab.types import BadInput, at_least
+from trimtab.cli.repair import equal_batches
+from trimtab.types import BadInput, at_least, one_of
 
 File = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PACK")]
 Force = Annotated[
     tyro.conf.FlagCreatePairsOff[bool],
     tyro.conf.arg(help="Accept a pack that was made for other weights."),
 ]
+
+
+ONE_ROUND = (
+    "They were gathered with --source running and change each other's inputs once applied: gather and apply "
+    "again until nothing changes (trimtab pack diff)."
+)
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,13 @@ class Save:
     branch: str = "main"
     """The branch to save; with --data, the one that normalizes."""
     data: Text = None
-    """Estimate the statistics on these images; each layer receives its inputs as in evaluation, so packs of
-    shards merge exactly."""
+    """Estimate the statistics on these images, each batch normalized by its own, as in training."""
     split: Split = "train"
     images: Count = None
     """Only the first N images of --data."""
+    source: str = "batch"
+    """running instead: each layer receives its inputs as in evaluation. Packs of any parts of the data then
+    merge exactly, but change each other's inputs once they are applied: repeat until nothing changes."""
     augment: tuple[str, ...] = ()
     """How they are augmented, such as crop:4 flip."""
     about: tuple[str, ...] = ()
@@ -50,6 +59,7 @@ class Save:
     def run(self) -> int:
         """Run the command and return its exit code."""
         at_least(1, **{"--batch-size": self.batch_size})
+        one_of("--source", self.source, ("batch", "running"))
         wrong = next((text for text in self.about if "=" not in text[1:]), None)
         if wrong is not None:
             raise BadInput(f"--about takes KEY=VALUE, found {wrong!r}")
@@ -68,8 +78,8 @@ class Save:
         about |= {"data": self.data, "split": self.split, "images": str(len(images))}
         if self.augment:
             about["augment"] = " ".join(self.augment)
-        loader = data.Loader(images, self.batch_size, self.augment, self.seed)
-        return norm.gather(model, loader, branch=self.branch)
+        loader = equal_batches(images, self.batch_size, self.augment, self.seed)
+        return norm.gather(model, loader, branch=self.branch, source=self.source)
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,13 @@ class Apply:
         model = trimtab.steer(trimtab.load(self.model))
         if self.branch not in norm.branches(model):
             trimtab.add_branch(model, self.branch)
-        norm.load_pack(model, self.pack, self.branch, self.force)
+        pack = norm.read_pack(self.pack)
+        norm.load_pack(model, pack, self.branch, self.force)
         trimtab.save(model, self.out, {f"pack in {self.branch}": str(self.pack)})
         about = {"model": self.model, "branch": self.branch, "out": str(self.out)}
         sentence = f"{self.out} has the statistics of {self.pack} in {self.branch}."
-        return console.result(self.json, about, sentence)
+        repeat = [ONE_ROUND] if pack.provenance.get("source") == "running" else []
+        return console.result(self.json, about, sentence, *repeat)
 
 
 @dataclass(frozen=True)

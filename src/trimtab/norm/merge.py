@@ -9,14 +9,17 @@ The second sum is the variance between the parts. An average of the variances dr
 federated averaging of BatchNorm buffers does: on clients whose data differ the merged network is then
 normalized by too small a variance.
 
-The result is exact when every part was gathered by the same network with `source="running"`
-(`norm.gather`), so that all layers received the same inputs as in one pass over all the data.
+The result is exact when all layers received the same inputs as in one pass over all the data: when the parts
+were gathered by one network on whole batches (`norm.gather`), or with `source="running"` on any parts. Of
+clients with data of their own each batch is normalized by its client's statistics; there only the second way
+is exact, and is repeated until the statistics no longer change (see `norm/packs.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +59,10 @@ def merge(parts: Sequence[Pack | nn.Module | str | Path], counts: Sequence[int] 
             )
         layers[name] = _pooled(shards, weights, known=counts is None)
     digests = {each.weights for each in packs}
-    provenance = {"merged": [dict(each.provenance) for each in packs]}
+    provenance: dict[str, Any] = {"merged": [dict(each.provenance) for each in packs]}
+    sources = {each.provenance.get("source") for each in packs}
+    if len(sources) == 1 and None not in sources:
+        provenance["source"] = sources.pop()
     return Pack(layers, digests.pop() if len(digests) == 1 else "", provenance)
 
 

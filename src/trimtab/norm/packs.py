@@ -8,9 +8,14 @@ For every layer a pack holds gamma, beta, mean, variance and the number of eleme
 over; it also holds a digest of all other weights. A pack for another architecture is refused; one for other
 weights too, unless `force=True`: statistics describe the activations of one network only.
 
-The variance is the unbiased one, as torch stores it. `gather` normalizes with running statistics by
-default, so every layer receives the same inputs as in any other pass over any other part of the data:
-packs of shards then merge exactly (`norm.merge`).
+The variance is the unbiased one, as torch stores it. `gather` normalizes each batch by its own statistics, as
+training does, so that the statistics of all layers fit together once they are loaded. Packs of the same
+batches, wherever they were gathered, merge exactly (`norm.merge`).
+
+With `source="running"` every layer receives its inputs as in evaluation: packs of shards merge exactly
+however the data are cut into batches. Loaded all at once they change each other's inputs, and deep networks
+lose most of their accuracy: gather and load again, at most as many times as the network has such layers in a
+row, until the statistics no longer change (`docs/results/statistics.md`).
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ def gather(
     forward: Forward | None = None,
     *,
     branch: str = MAIN,
-    source: str = "running",
+    source: str = "batch",
     provenance: Mapping[str, Any] | None = None,
 ) -> Pack:
     """Take the statistics of a data set, pooled over all batches, without changing the model.
@@ -61,10 +66,10 @@ def gather(
         batches: Image tensors, tuples that start with one, or whatever `forward` takes.
         forward: `forward(model, batch)` for models that do not map one tensor to one output.
         branch: The branch that normalizes, and whose gamma and beta the pack gets.
-        source: `"running"`, so that packs of shards merge exactly, or `"batch"`, as in training.
+        source: `"batch"`, as in training, or `"running"`, as in evaluation; written to the provenance.
         provenance: Plain JSON values that describe the data.
     """
-    now = pack(model, branch, provenance)
+    now = pack(model, branch, {"source": source, **(provenance or {})})
     seen = gather_moments(model, batches, forward, branch=branch, source=source)
     missing = now.layers.keys() - seen.keys()
     if missing:
@@ -75,7 +80,7 @@ def gather(
 
 
 def _with(layer: LayerStatistics, seen: Moments) -> LayerStatistics:
-    return layer._replace(mean=_copied(seen.mean), var=_copied(seen.unbiased), elements=seen.n)
+    return layer._replace(mean=seen.mean.to(layer.mean), var=seen.unbiased.to(layer.var), elements=seen.n)
 
 
 def _copied(value: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from trimtab._bfloat16 import require_usable
 from trimtab._clone import deep_clone
 from trimtab._mode import evaluation_mode
-from trimtab.norm._kernels.moments import pool
-from trimtab.norm.moments import blend
+from trimtab.norm._kernels.moments import exact_moments, pool
+from trimtab.norm.moments import blend, widest
 from trimtab.norm.setting import MAIN, NEUTRAL, Moments
 from trimtab.norm.steering import at_rest, layers, observe, steered_layers, use
 from trimtab.norm.surgery import STATISTICS
@@ -93,13 +93,17 @@ def gather_moments(
         source: `"batch"`, as in training, or `"running"`: inputs as in evaluation, for any batch size.
     """
     seen: dict[str, list[Moments]] = {}
-    steering = use(model, branch=branch, source=source, update=False, groups=None, shift=None)
+    exact = exact_moments if source == "running" else None  # batch moments are those that normalize
+    steering = use(
+        model, branch=branch, source=source, update=False, groups=None, shift=None, estimator=exact
+    )
     with evaluation_mode(model), torch.no_grad(), steering:
         for batch in batches:
             with observe(model) as observed:
                 forward(model, batch) if forward else model(images_for(model, batch))
             for name, moments in observed.items():
-                seen.setdefault(name, []).append(moments)
+                wide = widest(moments.mean.device)
+                seen.setdefault(name, []).append(Moments(moments[0].to(wide), moments[1].to(wide), moments.n))
     if not seen:
         raise BadInput("recalibrating needs at least one batch of images, found none")
     return {name: pool(parts) for name, parts in seen.items()}
