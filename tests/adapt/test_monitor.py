@@ -186,8 +186,8 @@ def test_a_model_of_another_task_is_monitored_as_it_is_called(images):
             self.body = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3), torch.nn.BatchNorm2d(6))
             self.head = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
 
-        def forward(self, images, *, scale):
-            y = self.body(torch.stack(images) * scale).mean((2, 3))
+        def forward(self, images, *, scale=1.0):
+            y = self.body(torch.stack(list(images)) * scale).mean((2, 3))
             return [{"boxes": self.head(y.repeat(2, 1)), "features": y}]
 
     x, _ = images

@@ -45,7 +45,7 @@ def broken(folder: Path) -> str:
     return f"file:{folder}"
 
 
-@pytest.mark.parametrize("command", ["repair", "pack", "merge", "export"])
+@pytest.mark.parametrize("command", ["repair", "pack", "merge", "monitor", "export"])
 def test_help_teaches_with_an_example_and_without_loading_torch(command):
     words = [command, "save"] if command == "pack" else [command]
     code = (

@@ -109,39 +109,35 @@ class Drift:
     def nearest(self, packs: Mapping[str, norm.Pack]) -> str | None:
         """Name the pack that describes the stream best; None if the reference does.
 
-        Distance: KL divergence of each layer's input as normal distributions, summed over the layers.
+        By the KL divergence of the first layer's input, which no other layer's statistics change.
         """
-        domains = {None: {name: (m[0], m[1]) for name, m in self.domain.items()}} | {
-            name: {at: (p.layers[at].mean, p.layers[at].var) for at in self.domain if at in p.layers}
-            for name, p in packs.items()
-        }
+        at = next(iter(self.domain))
+        mean, square = self.stream[at].cpu()
+        domains: dict[str | None, Any] = {None: self.domain[at].cpu()}
+        domains |= {name: p.layers[at][2:4] for name, p in packs.items() if at in p.layers}
 
-        def distance(domain: Mapping[str, tuple[Tensor, Tensor]]) -> float:
-            total = 0.0
-            for at, (mean, var) in domain.items():
-                m, square = self.stream[at].cpu()
-                total += float(norm.divergence(m, (square - m**2).clamp(min=0), mean.cpu(), var.cpu()))
-            return total
+        def distance(name: str | None) -> float:
+            return float(norm.divergence(mean, (square - mean**2).clamp(min=0), *domains[name]))
 
-        return min(domains, key=lambda name: distance(domains[name]))
+        return min(domains, key=distance)
 
     # ---- files ------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything but a few numbers, which are in `numbers`."""
-        found = {}
+        values: dict[str, Tensor] = {}
         for k, martingale in enumerate(self.martingales):
-            found[f"scores.{k}"] = torch.tensor(martingale.scores, dtype=torch.float64)
-            found[f"capital.{k}"] = torch.tensor(martingale.numbers, dtype=torch.float64)
+            values[f"scores.{k}"] = torch.tensor(martingale.scores, dtype=torch.float64)
+            values[f"capital.{k}"] = torch.tensor(martingale.numbers, dtype=torch.float64)
         for name, center in self.centers.items():
-            found |= {f"{name}:mean": center.mean, f"{name}:std": center.std}
-            found |= {f"{name}:domain": self.domain[name], f"{name}:stream": self.stream[name]}
-            found[f"{name}:shift"] = self.shift[name]
+            values |= {f"{name}:mean": center.mean, f"{name}:std": center.std}
+            values |= {f"{name}:domain": self.domain[name], f"{name}:stream": self.stream[name]}
+            values[f"{name}:shift"] = self.shift[name]
         if self.average is not None:
-            found["average"] = self.average
+            values["average"] = self.average
         if self.estimator is not None:
-            found |= {f"estimator.{key}": torch.from_numpy(v) for key, v in self.estimator.arrays.items()}
-        return {name: value.detach().cpu().contiguous() for name, value in found.items()}
+            values |= {f"estimator.{key}": torch.from_numpy(v) for key, v in self.estimator.arrays.items()}
+        return {name: value.detach().cpu().contiguous() for name, value in values.items()}
 
     def numbers(self) -> dict[str, Any]:
         """Return the plain values of the state."""

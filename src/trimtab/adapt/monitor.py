@@ -170,8 +170,8 @@ class Monitor(nn.Module):
                     else:
                         output = forward(self.model, batch)
                 logits.append(_logits(output, moments.images))
-                for name, found in moments.items():
-                    seen[name].append(found)
+                for name, part in moments.items():
+                    seen[name].append(part)
         if not logits:
             raise BadInput("a monitor needs reference images, found none")
         joined = {
@@ -297,10 +297,10 @@ def _advice(alarm_at: int | None, layers: list[tuple[str, float]], pack: str | N
     if alarm_at is None:
         return "no drift detected"
     name, shift = layers[0]
-    found = f"drift detected after {alarm_at} images, most at {name} ({shift:.2f} reference stds)"
+    drift = f"drift detected after {alarm_at} images, most at {name} ({shift:.2f} reference stds)"
     if pack is not None:
-        return f"{found}: load the pack {pack!r}, whose statistics are nearest (norm.load_pack)"
+        return f"{drift}: load the pack {pack!r}, whose statistics are nearest (norm.load_pack)"
     return (
-        f"{found}: re-estimate the statistics, once on recent images (trimtab repair, adapt.frozen) or, if "
+        f"{drift}: re-estimate the statistics, once on recent images (trimtab repair, adapt.frozen) or, if "
         "the domain keeps changing, on every batch (adapt.per_batch)"
     )

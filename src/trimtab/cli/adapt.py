@@ -12,7 +12,7 @@ import tyro
 import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
-from trimtab.cli.options import OnImages, Place, first, origin, speaks, whole
+from trimtab.cli.options import OnImages, Place, corruption, first, origin, speaks
 from trimtab.types import BadInput, at_least, number
 
 if TYPE_CHECKING:
@@ -126,5 +126,4 @@ def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
 
 
 def _corrupted(text: str) -> Any:
-    name, _, severity = text.partition(":")
-    return evaluate.Corrupted(name, whole(severity or "3", "the severity of --corruption"))
+    return evaluate.Corrupted(*corruption(text))

@@ -27,6 +27,7 @@ from trimtab.cli.evaluate import Evaluate
 from trimtab.cli.export import Export
 from trimtab.cli.memory import tune_allocator
 from trimtab.cli.merge import Merge
+from trimtab.cli.monitor import Monitor
 from trimtab.cli.options import speaks
 from trimtab.cli.pack import Pack
 from trimtab.cli.repair import Repair
@@ -47,6 +48,7 @@ COMMANDS: dict[str, type[Any]] = {
     "repair": Repair,
     "pack": Pack,
     "merge": Merge,
+    "monitor": Monitor,
     "export": Export,
     "construct": Construct,
     "reproduce": Reproduce,

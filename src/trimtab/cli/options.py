@@ -151,6 +151,12 @@ def whole(text: str, option: str) -> int:
     return int(value)
 
 
+def corruption(text: str) -> tuple[str, int]:
+    """Return the name and severity of a corruption written as NAME or NAME:SEVERITY."""
+    name, _, severity = text.partition(":")
+    return name, whole(severity or "3", "the severity of --corruption")
+
+
 def origin(known: Any, evaluated: Any, split: str = "train") -> str:
     """Name the images that statistics come from; data without splits are the evaluated images themselves."""
     if known.digest == evaluated.digest:

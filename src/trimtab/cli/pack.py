@@ -59,7 +59,7 @@ class Save:
     def run(self) -> int:
         """Run the command and return its exit code."""
         at_least(1, **{"--batch-size": self.batch_size})
-        one_of("--source", self.source, ("batch", "running"))
+        one_of(("batch", "running"), **{"--source": self.source})
         wrong = next((text for text in self.about if "=" not in text[1:]), None)
         if wrong is not None:
             raise BadInput(f"--about takes KEY=VALUE, found {wrong!r}")

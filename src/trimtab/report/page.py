@@ -88,22 +88,15 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
     empty = [card.model for card in cards if not card.rows]
     if empty:
         raise BadInput(f"the card of {empty[0]} holds no measurement; evaluate the model first")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trimtab.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": tables.percent, "points": tables.points, "data_uri": _data_uri}
-    drawn = [_figure(chart) for chart in (*charts(cards, extras.batch_sizes), *extras.charts)]
-    _share_colors([figure["spec"] for figure in drawn])
-    scripts = [Markup(environment.get_template("script.js").render())]
+    pages = environment()
+    drawn = [figure(chart) for chart in (*charts(cards, extras.batch_sizes), *extras.charts)]
+    _share_colors([each["spec"] for each in drawn])
+    scripts = [Markup(pages.get_template("script.js").render())]
     if extras.panels:
-        scripts.append(Markup(environment.get_template("panel.js").render()))
+        scripts.append(Markup(pages.get_template("panel.js").render()))
     if drawn:
-        scripts.insert(0, Markup(_vega()))
-    return environment.get_template("page.html").render(
+        scripts.insert(0, Markup(vega()))
+    return pages.get_template("page.html").render(
         title=title or " and ".join(dict.fromkeys(card.model for card in cards)),
         cards=cards,
         names=tables.names(cards),
@@ -133,8 +126,21 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         provenance=[_flat(card.provenance) for card in cards],
         card_values=[json.loads(card.json()) for card in cards],
         scripts=scripts,
-        hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
+        hashes=" ".join(f"'sha256-{content_hash(script)}'" for script in scripts),
     )
+
+
+def environment() -> jinja2.Environment:
+    """Return what renders the templates of pages."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("trimtab.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"percent": tables.percent, "points": tables.points, "data_uri": _data_uri}
+    return made
 
 
 @dataclass(frozen=True)
@@ -180,8 +186,8 @@ def _branches(name: str, card: Card, extras: Extras) -> str:
     )
 
 
-def _figure(chart: Chart) -> dict[str, Any]:
-    """A chart as the page needs it: a specification of responsive width, and its numbers as a table."""
+def figure(chart: Chart) -> dict[str, Any]:
+    """Return a chart as a page needs it: a specification of responsive width, and its numbers as a table."""
     spec = chart.to_dict()
     data = spec["data"]
     rows = data["values"] if "values" in data else spec["datasets"][data["name"]]
@@ -238,8 +244,8 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 @cache
-def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that requests nothing."""
+def vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script that requests nothing."""
     version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version)
     if "</script" in bundle.lower() or "<!--" in bundle:
@@ -247,7 +253,8 @@ def _vega() -> str:
     return str(bundle)
 
 
-def _hash(script: str) -> str:
+def content_hash(script: str) -> str:
+    """Return a script's hash as a content security policy names it."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

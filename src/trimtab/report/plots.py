@@ -68,6 +68,28 @@ def tolerance_curve(series: Series, title: str = "Tolerance to shifted statistic
     return _lines(series, "shift", "relative shift of the statistics", ACCURACY, title, about)
 
 
+def estimate_curve(points: Mapping[float, Point], title: str = "Estimated accuracy of the stream") -> Chart:
+    """Draw a monitor's estimate of the accuracy over the images of its stream."""
+    about = "A line of the estimated accuracy over the number of images that passed."
+    return _lines({"estimate": points}, "images", "images", ACCURACY, title, about)
+
+
+def evidence_curve(points: Mapping[int, float], alarm: float, title: str = "Evidence of drift") -> Chart:
+    """Draw a monitor's evidence over the images of its stream, and where it raises the alarm."""
+    rows = [{"images": at, "evidence": float(f"{value:.4g}")} for at, value in sorted(points.items())]
+    about = f"A line of the evidence over the number of images that passed; the alarm is at {alarm:g}."
+    base = _base(rows, title, about).encode(
+        x=alt.X("images:Q", title="images"),
+        y=alt.Y("evidence:Q", title="evidence (log scale)", scale=alt.Scale(type="log")),
+        tooltip=["images:Q", "evidence:Q"],
+    )
+    line = base.mark_line(strokeWidth=2, color=PALETTE[0])
+    level = alt.Chart(alt.Data(values=[{"alarm": alarm}])).mark_rule(strokeDash=[5, 4], color=PALETTE[1])
+    shared = {name: getattr(base, name) for name in ("title", "description", "width", "height")}
+    layers = [_without_shared(line), level.encode(y="alarm:Q")]
+    return alt.LayerChart(layer=layers, data=base.data, **shared)
+
+
 def usefulness_against_ligs(
     runs: Mapping[str, Sequence[tuple[float, float]]],
     title: str = "Usefulness against LIGS (points grow with the epochs)",
