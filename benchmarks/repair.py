@@ -1,6 +1,6 @@
 """Repair of published networks: accuracy before and after, of the intact network, and with torch's update_bn.
 
-    python -m benchmarks.repair --folder PUBLISHED [--only resnet20 ...] [--images 5000]
+    python -m benchmarks.repair --folder PUBLISHED [--only resnet20 ...] [--images 2000]
 
 Damage     50 and 70 % of all weights of convolutions and linear layers pruned, the smallest ones of the
            network (`torch.nn.utils.prune.global_unstructured`); weights rounded to 4 bits, symmetric, one
@@ -20,6 +20,7 @@ update_bn  `torch.optim.swa_utils.update_bn` on the same batches in the same ord
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -167,14 +168,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where the published networks are")
     parser.add_argument("--only", nargs="*", default=[*FILES, "efficientnet_lite0"])
-    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=Path("docs/results/repair.json"))
     asked = parser.parse_args()
     command = f"python -m benchmarks.repair --folder PUBLISHED --images {asked.images}"
-    found: list[dict[str, Any]] = []
     for name in asked.only:
-        found += rows(name, asked.folder, asked.images)
-        write(asked.out, command, {"rows": found})
+        for row in rows(name, asked.folder, asked.images):
+            stored = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
+            kept = [r for r in stored if (r["network"], r["damage"]) != (name, row["damage"])]
+            write(asked.out, command, {"rows": [*kept, row]})
 
 
 if __name__ == "__main__":
