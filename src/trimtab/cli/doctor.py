@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from trimtab.cli.lazy import adapt, attacks, certify, console, data, models, norm
 from trimtab.cli.options import Json
 from trimtab.types import BadInput
 
-NEEDED = (
-    "torch",
-    "numpy",
-    "scipy",
-    "safetensors",
-    "pillow",
-    "lightning-fabric",
-    "tyro",
-    "rich",
-    "pydantic",
-    "pyyaml",
-    "altair",
-    "vl-convert-python",
-    "jinja2",
-)
 EXTRAS = ("timm", "torchvision", "ray", "tensorboard")
 
 
@@ -43,17 +29,18 @@ class Doctor:
         """Run the command and return its exit code."""
         from trimtab.models.architectures import extra
 
-        versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
+        required = needed()
+        versions = {name: _version(name) for name in (*required, *EXTRAS)}
         extras = {f"import {name}": partial(extra, name) for name in EXTRAS if versions[name]}
         results = {name: _try(test) for name, test in (TESTS | extras).items()}
-        missing = [name for name in NEEDED if versions[name] is None]
+        missing = [name for name in required if versions[name] is None]
         sound = not missing and all(error is None for error, _ in results.values())
         if self.json:
             checks = {name: error or "ok" for name, (error, _) in results.items()}
             console.as_json({"sound": sound, "versions": versions, "checks": checks, "device": _device()})
             return int(not sound)
         rows = [
-            [name, installed or ("missing" if name in NEEDED else "not installed (optional)")]
+            [name, installed or ("missing" if name in required else "not installed (optional)")]
             for name, installed in versions.items()
         ]
         console.table(f"trimtab {_version('trimtab')}, on {_device()}", ["package", "version"], rows)
@@ -61,6 +48,15 @@ class Doctor:
         console.table("Self test", ["check", "result", "took"], checked, right=[2])
         console.say("All is well." if sound else "Something is wrong: see above.")
         return int(not sound)
+
+
+def needed() -> list[str]:
+    """Return the packages that trimtab requires, by its metadata; none from a source tree without any."""
+    try:
+        lines = requires("trimtab") or []
+    except PackageNotFoundError:
+        lines = []
+    return [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
 
 
 def _version(package: str) -> str | None:
