@@ -300,8 +300,8 @@ def corruptions(bench: Bench) -> dict[str, float]:
             rows[f"{name}, {way}, clean"] = 1 - errors["clean"]
             rows[f"{name}, {way}, corrupted"] = 1 - corruption.mean_error(errors)
             rows[f"{name}, {way}, gap"] = corruption.mean_error(errors) - errors["clean"]
-            rows[f"{name}, {way}, mCE"] = corruption.mce(bench, errors, standard)
-            rows[f"{name}, {way}, relative mCE"] = corruption.mce(bench, errors, standard, relative=True)
+            rows[f"{name}, {way}, mCE"] = corruption.mce(errors, standard)
+            rows[f"{name}, {way}, relative mCE"] = corruption.mce(errors, standard, relative=True)
     return rows
 
 

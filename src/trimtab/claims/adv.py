@@ -1,10 +1,10 @@
 """AdvBN: fine-tuning against adversarial feature statistics (Shu et al.; ImageNet, ResNet-50 cut at conv2_3).
 
 AdvBN is compared with the network that it started from and, where corruptions are the question, with the
-same fine-tuning without a perturbation; in ADV-1 and ADV-5 also with random statistics. A corruption error is
-a fraction of misclassified images. Below the paper's scale mCE is relative to the standard network of the
-same seed. AdvBN images are made with a network that is not evaluated on them (VGG-19; small: VGG-11), so all
-are transferred, as in the paper. ImageNet-Instagram, -Sketch and -Style, and AutoAugment, are not available:
+same fine-tuning without a perturbation; in ADV-1 and ADV-5 also with random statistics. A corruption error
+is a fraction of misclassified images, and mCE is relative to the standard network of the same seed. AdvBN
+images are made with a network that is not evaluated on them (VGG-19; small: VGG-11), so all are
+transferred, as in the paper. ImageNet-Instagram, -Sketch and -Style, and AutoAugment, are not available:
 rows that need them are missing.
 """
 
@@ -60,7 +60,7 @@ def corruption_errors(bench: Bench) -> dict[str, float]:
     }
     rows: dict[str, float] = {}
     for name, errors in by_network.items():
-        rows[f"{name}, mCE"] = corruption.mce(bench, errors, by_network["standard"])
+        rows[f"{name}, mCE"] = corruption.mce(errors, by_network["standard"])
         rows[f"{name}, mean corruption error"] = corruption.mean_error(errors)
         net, state = SUBJECTS[name]
         rows[f"{name}, clean error"] = 1 - bench.accuracy(bench.network(net), state=state)
@@ -157,9 +157,9 @@ def other_architectures(bench: Bench) -> dict[str, float]:
         standard = corruption.errors(bench, bench.network(start))
         for who, net in {"AdvBN": tuned, "tuned alike": alike}.items():
             errors = corruption.errors(bench, bench.network(net), MAIN)
-            rows[f"{name}, {who}, mCE"] = corruption.mce(bench, errors, standard)
+            rows[f"{name}, {who}, mCE"] = corruption.mce(errors, standard)
             rows[f"{name}, {who}, clean error"] = errors["clean"]
-        rows[f"{name}, standard, mCE"] = corruption.mce(bench, standard, standard)
+        rows[f"{name}, standard, mCE"] = corruption.mce(standard, standard)
         rows[f"{name}, standard, clean"] = 1 - standard["clean"]
     return rows
 

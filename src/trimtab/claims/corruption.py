@@ -1,10 +1,9 @@
 """Errors under common corruptions, for the claims of three papers.
 
-At the paper's scale corruption errors are relative to AlexNet's, as published for ImageNet-C: mCE is the mean
-over corruptions of E / E_Alex, relative mCE that of (E - E_clean) / (E_Alex - E_Alex,clean). Elsewhere they
-are relative to those of the standard network of the same seed, and relative mCE is a ratio of means: a mild
-corruption hardly changes the error of a small network and would dominate a mean of ratios. The clean error is
-that of the same images. Corruptions are computed on the fly, frost with generated ice.
+Corruptions are computed on the fly, frost with generated ice, so errors are relative to those of the standard
+network of the same seed: AlexNet's published ones belong to the files of ImageNet-C. mCE is the mean over
+corruptions of E / E_standard. Relative mCE is a ratio of means of E - E_clean: a mild corruption hardly
+changes the error and would dominate a mean of ratios. The clean error is that of the same images.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch import nn
 from trimtab.claims.bench import Bench
 from trimtab.claims.power import mean
 from trimtab.evaluate import BNMode, Corrupted
-from trimtab.measure.corruption_error import ALEXNET
 
 NOISE = ("gaussian_noise", "shot_noise", "impulse_noise")
 BLUR = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")
@@ -59,17 +57,15 @@ def mean_error(by_corruption: Errors, names: Sequence[str] | None = None) -> flo
     return mean([by_corruption[name] for name in names])
 
 
-def mce(bench: Bench, by_corruption: Errors, standard: Errors, relative: bool = False) -> float:
-    """Return the (relative) mean corruption error; `standard` is the baseline below the paper's scale."""
+def mce(by_corruption: Errors, standard: Errors, relative: bool = False) -> float:
+    """Return the (relative) mean corruption error with the standard network as baseline."""
     names = [name for name in by_corruption if name != "clean"]
-    paper = bench.scale.name == "paper"
-    base = {"clean": ALEXNET.clean, **ALEXNET.mean_errors} if paper else standard
-    less, base_less = (by_corruption["clean"], base["clean"]) if relative else (0.0, 0.0)
-    ours = [by_corruption[name] - less for name in names]
-    theirs = [base[name] - base_less for name in names]
-    if relative and not paper:
-        return _ratio(fmean(ours), fmean(theirs))
-    return fmean(_ratio(a, b) for a, b in zip(ours, theirs, strict=True))
+    if not relative:
+        return fmean(_ratio(by_corruption[name], standard[name]) for name in names)
+    ours, theirs = (
+        fmean(errors[name] - errors["clean"] for name in names) for errors in (by_corruption, standard)
+    )
+    return _ratio(ours, theirs)
 
 
 def _ratio(ours: float, theirs: float) -> float:
