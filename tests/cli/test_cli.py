@@ -390,7 +390,7 @@ BAD = {
         ("train", "--resume", "run", "--epochs", "20", "--dry-run", "--out=other"),
         "cannot take --out, --dry-run, --epochs",
     ),
-    "unknown construction": (("construct", "D_X", "net:resnet8"), "no construction"),
+    "unknown construction": (("construct", "D_X", "net:resnet8"), "KIND must be one of D_R"),
     "no such device": (("analyze", "net:resnet8,channels=1", "--device", "tpu9"), "tpu9 cannot be used"),
     "unknown run": (("report", "abc"), "abc"),
     "no store": (("runs", "--store", "mistyped.sqlite"), "no store mistyped.sqlite"),
