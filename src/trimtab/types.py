@@ -133,47 +133,47 @@ def pretty(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Linf:
+class _Ball:
+    """Base of the budgets: the images within a distance of the original."""
+
+    eps: float | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", radius(self.eps))
+
+    @property
+    def radius(self) -> float:
+        """The radius, in pixels."""
+        return float(self.eps)
+
+
+@dataclass(frozen=True)
+class Linf(_Ball):
     """All images within `eps` of the original in every pixel.
 
     Args:
         eps: The radius, in pixels: 8/255, 0.03 or 1e-3, as a number or a string.
     """
 
-    eps: float | str
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", radius(self.eps))
+        super().__post_init__()
         if self.radius > 1:
             raise BadInput(
                 f"an l_inf radius of {self.radius:g} exceeds the pixel range [0, 1]; did you mean "
                 f"{self.radius:g}/255?"
             )
 
-    @property
-    def radius(self) -> float:
-        return float(self.eps)
-
     def __str__(self) -> str:
         return f"l_inf {pretty(self.radius)}"
 
 
 @dataclass(frozen=True)
-class L2:
+class L2(_Ball):
     """All images within Euclidean distance `eps` of the original.
 
     Args:
         eps: The radius, in pixels: 0.5 or 128/255, as a number or a string.
     """
-
-    eps: float | str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", radius(self.eps))
-
-    @property
-    def radius(self) -> float:
-        return float(self.eps)
 
     def __str__(self) -> str:
         return f"l_2 {pretty(self.radius)}"

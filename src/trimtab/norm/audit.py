@@ -22,6 +22,11 @@ DEAD_VARIANCE = 1e-10
 DRIFT = 0.5
 """Mean drift, in running stds, from which statistics are taken to belong to another domain."""
 
+_MOMENTUM = {
+    0: "running statistics never learn; take 0.1, or freeze on purpose",
+    1: "running statistics are those of the last batch; take 0.1",
+}
+"""Momenta that make running statistics useless, and what to do."""
 SCRIPT = "script"
 _OTHER_KINDS = {nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
@@ -151,7 +156,8 @@ def _audit_batch_norm(name: str, layer: Any, batch: Moments | None) -> LayerAudi
         where = "" if branch == MAIN else f"branch {branch}: "
         warnings += [replace(w, what=where + w.what) for w in _state_warnings(affine, statistics)]
     momentum = getattr(layer, "momentum", None)
-    warnings += _momentum_warnings(momentum)
+    if momentum in _MOMENTUM:
+        warnings.append(LayerWarning("momentum", f"momentum {momentum:g}", _MOMENTUM[momentum]))
     drift_mean = drift_std = None
     if batch is not None and layer.running_mean is not None:
         sigma = (layer.running_var + layer.eps).sqrt()
@@ -208,17 +214,6 @@ def _state_warnings(affine: Any, statistics: Any) -> Iterable[LayerWarning]:
             yield LayerWarning(
                 "dead channels", what, "prune them or lower the learning rate; their shift has no effect"
             )
-
-
-def _momentum_warnings(momentum: float | None) -> Iterable[LayerWarning]:
-    if momentum == 0:
-        yield LayerWarning(
-            "momentum", "momentum 0", "running statistics never learn; take 0.1, or freeze on purpose"
-        )
-    elif momentum == 1:
-        yield LayerWarning(
-            "momentum", "momentum 1", "running statistics are those of the last batch; take 0.1"
-        )
 
 
 def _audit_other(name: str, layer: Any, kind: str) -> LayerAudit:
