@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.types import L2, BadInput, InputSpec, Linf, number, pretty
+from trimtab.types import L2, BadInput, InputSpec, Linf, at_least, counts, fraction, number, one_of, pretty
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,32 @@ def test_numbers_are_read_as_people_write_them(written: str | float, meant: floa
 def test_what_is_no_number_is_told(written: object) -> None:
     with pytest.raises(BadInput, match="number"):
         number(written)
+
+
+CHECKS = {
+    "epochs must be 1 or more, found 0": lambda: at_least(1, epochs=0),
+    "lr must be 0 or more, found nan": lambda: at_least(0, momentum=0.9, lr=float("nan")),
+    "n must be 1 or more, found -3": lambda: counts(n0=1, n=-3),
+    "n must be a whole number, found 2.5": lambda: counts(n=2.5),
+    "n must be a whole number, found True": lambda: counts(n=True),
+    "clean is a fraction between 0 and 1, found 1.5": lambda: fraction(alpha=0.0, clean=1.5),
+    "clean is a fraction between 0 and 1, found nan": lambda: fraction(clean=float("nan")),
+    "attack must be one of a, b, found 'c'": lambda: one_of(iter(("sign", "random")), attack="wind"),
+}
+
+
+@pytest.mark.parametrize("sentence", CHECKS)
+def test_a_refused_value_is_named_with_what_was_found(sentence: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        CHECKS[sentence]()
+    assert str(refused.value) == sentence
+
+
+def test_allowed_values_pass_and_none_is_no_number() -> None:
+    at_least(1, epochs=1, patience=None)
+    counts(n=1, limit=None)
+    fraction(low=0.0, high=1.0)
+    one_of(("sign", "random"), attack="random")
 
 
 def test_bad_input_is_a_value_error() -> None:

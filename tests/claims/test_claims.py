@@ -17,6 +17,7 @@ from trimtab.claims.nets import closure
 from trimtab.claims.scales import NAMES, SMOKE, WAVE1, scale_of
 from trimtab.cli import main
 from trimtab.data.corruptions import CORRUPTIONS
+from trimtab.evaluate import BranchMode, Noise
 
 COUNTS = {"MIX": 15, "ADV": 6, "APA": 8, "ADA": 10, "LIG": 14}
 HEADLINE = (
@@ -24,6 +25,19 @@ HEADLINE = (
     *("ADA-4", "ADA-6", "LIG-1", "LIG-6", "LIG-8", "LIG-9"),
 )
 EQUIVALENCE = ("MIX-3", "MIX-4", "MIX-5", "MIX-13", "ADA-5", "LIG-7", "LIG-11", "LIG-12")
+
+
+def test_a_table_has_a_row_for_every_subject_and_condition(tmp_path, monkeypatch):
+    """Networks are measured with running statistics, or in the BN mode that is given with them."""
+    bench = Bench(scale_of("smoke", "mix"), 0, tmp_path)
+    monkeypatch.setattr(bench, "network", lambda net: net)
+    monkeypatch.setattr(bench, "accuracy", lambda *what, state: (*what, state))
+    adv = BranchMode("adv")
+    rows = bench.table({"standard": mix.CLEAN, "MBN": (mix.MBN, adv)}, {"clean": None, "noisy": Noise(0.1)})
+    assert rows == {
+        "standard, clean": (mix.CLEAN, None, None), "standard, noisy": (mix.CLEAN, Noise(0.1), None),
+        "MBN, clean": (mix.MBN, None, adv), "MBN, noisy": (mix.MBN, Noise(0.1), adv),
+    }  # fmt: skip
 
 
 def test_each_of_the_53_claims_is_defined_exactly_once():
