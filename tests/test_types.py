@@ -31,7 +31,7 @@ CHECKS = {
     "n must be a whole number, found True": lambda: counts(n=True),
     "clean is a fraction between 0 and 1, found 1.5": lambda: fraction(alpha=0.0, clean=1.5),
     "clean is a fraction between 0 and 1, found nan": lambda: fraction(clean=float("nan")),
-    "attack must be one of a, b, found 'c'": lambda: one_of(iter(("sign", "random")), attack="wind"),
+    "attack must be one of a, b, found 'c'": lambda: one_of(iter("ab"), attack="c"),
 }
 
 
