@@ -1,0 +1,25 @@
+"""Inside the guard nothing is learned, whatever the caller has steered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nets import images, small, state
+
+from trimtab import norm
+from trimtab.runtime import guard
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("update", [True, 0.3, "average"])
+def test_an_outer_update_is_off_inside_the_guard(running: bool, update: bool | float | str) -> None:
+    model, x = norm.steer(small()), images(8, 2, 5, 5)
+    before = state(model)
+    with norm.use(model, update=update):
+        with guard(model, running), torch.no_grad():
+            first, second = model(x), model(x)
+            inside = state(model)  # not only restored afterwards
+        assert torch.equal(first, second)
+        assert all(torch.equal(inside[name], value) for name, value in before.items())
+        model(x)
+    assert any(not torch.equal(state(model)[name], value) for name, value in before.items())
