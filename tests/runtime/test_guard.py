@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import images, small, state
 
+from nets import images, small, state
 from trimtab import norm
 from trimtab.runtime import guard
 
@@ -23,3 +23,16 @@ def test_an_outer_update_is_off_inside_the_guard(running: bool, update: bool | f
         assert all(torch.equal(inside[name], value) for name, value in before.items())
         model(x)
     assert any(not torch.equal(state(model)[name], value) for name, value in before.items())
+
+
+def test_gradients_that_the_block_clears_are_restored() -> None:
+    model, x = small(), images(4, 2, 5, 5)
+    model(x).sum().backward()
+    before = {name: p.grad for name, p in model.named_parameters()}
+    values = {name: grad.clone() for name, grad in before.items() if grad is not None}
+    with guard(model):
+        model.zero_grad()
+        assert all(p.grad is None for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is before[name]
+        assert torch.equal(parameter.grad, values[name])
