@@ -14,7 +14,7 @@ SET = {"classes": 4, "size": 16}
 ONLY = {"robust": {"robust": "label", "faint": "random"}, "faint": {"robust": "random", "faint": "label"}}
 RECIPE = {
     "model": "net:resnet8,width=8", "data": {"augment": [], "validation": 0}, "optimizer": {"lr": 0.1},
-    "schedule": {"kind": "one-cycle"}, "batch_size": 64, "epochs": 6,
+    "schedule": {"kind": "one-cycle"}, "batch_size": 64, "epochs": 10,
 }  # fmt: skip
 
 
