@@ -30,7 +30,6 @@ COMMANDS = {
     "analyze": ["analyze", NET, "--data", "cifar10", "--limit", "256"],
     "construct": ["construct", "D_rand", NET, "--data", "cifar10", "--limit", "256", "--steps", "2"],
     "train": ["train", "standard-laptop", "--epochs", "1", "--data.images", "2048", "--out", "run"],
-    "report": ["runs"],
     "doctor": ["doctor"],
 }
 READ = """

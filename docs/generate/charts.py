@@ -90,7 +90,7 @@ def accuracy(stored: dict[str, Any]) -> str:
         text(left, 236, f"static: {example['static']} \N{MULTIPLICATION SIGN}"),
         text(left, 259, f"adapted: {example['adapted']} \N{CHECK MARK}", "bold"),
     ]
-    crops = ("0 0 330 290", "330 0 330 290", "660 30 170 245")
+    crops = ("0 0 336 290", "336 0 324 290", "660 30 170 245")
     return svg(830, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts, crops)
 
 

@@ -209,7 +209,8 @@ def _section(section: str, about: str, stored: dict[str, Any]) -> list[str]:
     body = [
         f"    {line}".rstrip() for line in ['<div class="tt-sortable" markdown>', "", *inside, "", "</div>"]
     ]
-    return [f"### {section}", "", f"{about}", "", f'??? note "{met}"', "", *body, ""]
+    heading = {"lens": "analyze"}.get(section, section)  # the command that was called lens
+    return [f"### {heading}", "", f"{about}", "", f'??? note "{met}"', "", *body, ""]
 
 
 # ---- faults ----------------------------------------------------------------------------------------------
