@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from trimtab.types import BadInput, number
 if TYPE_CHECKING:
     from trimtab.data import Images
     from trimtab.evaluate import Card
-    from trimtab.measure.corruption_error import Baseline
+    from trimtab.measure.corruption_error import Baseline, CorruptionError
 
 BN_MODES = (
     "running, branch:NAME, batch or batch:RHO (adapted per batch), frozen or frozen:IMAGES (adapted once, on "
@@ -175,14 +176,7 @@ class Evaluate(OnImages):
         names = {name: name.replace("_", " ") for name in summaries[0].errors}
         if self.corrupted is None and "frost" in names:
             names["frost"] = "frost (grown ice)"
-        rows = [
-            [title, *(console.percent(summary.mean_errors[name]) for summary in summaries)]
-            for name, title in names.items()
-        ]
-        if len(modes) == 1:
-            for row, name in zip(rows, names, strict=True):
-                ce = [f"{100 * summaries[0].ce[name]:.1f}"] if baseline else []
-                row += [*ce, *map(console.percent, summaries[0].errors[name])]
+        rows = _by_corruption(summaries, names)
         rows += [["clean", *(console.percent(summary.clean) for summary in summaries)]]
         rows += [["mean of the fifteen", *(console.percent(summary.mean_error) for summary in summaries)]]
         rows += [["gap to clean", *(console.percent(summary.gap) for summary in summaries)]]
@@ -197,6 +191,19 @@ class Evaluate(OnImages):
             columns += [f"severity {n}" for n in range(1, 6)]
         console.table(title, columns, rows, right=range(1, 9))
         console.flags(card.flags)
+
+
+def _by_corruption(summaries: Sequence[CorruptionError], names: Mapping[str, str]) -> list[list[str]]:
+    """The error of each corruption; of a single BN mode also its CE and the errors by severity."""
+    rows = [
+        [title, *(console.percent(summary.mean_errors[name]) for summary in summaries)]
+        for name, title in names.items()
+    ]
+    if len(summaries) == 1:
+        for row, name in zip(rows, names, strict=True):
+            ce = [f"{100 * summaries[0].ce[name]:.1f}"] if summaries[0].ce else []
+            row += [*ce, *map(console.percent, summaries[0].errors[name])]
+    return rows
 
 
 def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:

@@ -91,11 +91,7 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
     pages = environment()
     drawn = [figure(chart) for chart in (*charts(cards, extras.batch_sizes), *extras.charts)]
     _share_colors([each["spec"] for each in drawn])
-    scripts = [Markup(pages.get_template("script.js").render())]
-    if extras.panels:
-        scripts.append(Markup(pages.get_template("panel.js").render()))
-    if drawn:
-        scripts.insert(0, Markup(vega()))
+    scripts = _scripts(pages, bool(drawn), bool(extras.panels))
     return pages.get_template("page.html").render(
         title=title or " and ".join(dict.fromkeys(card.model for card in cards)),
         cards=cards,
@@ -128,6 +124,12 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
         scripts=scripts,
         hashes=" ".join(f"'sha256-{content_hash(script)}'" for script in scripts),
     )
+
+
+def _scripts(pages: jinja2.Environment, charts: bool, panels: bool) -> list[Markup]:
+    """The scripts of a page: Vega for charts, the page's own, and that of steering panels."""
+    own = [Markup(pages.get_template(f"{name}.js").render()) for name in ("script", *["panel"] * panels)]
+    return [Markup(vega()), *own] if charts else own
 
 
 def environment() -> jinja2.Environment:
