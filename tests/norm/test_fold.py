@@ -426,6 +426,27 @@ def test_relus_overwrite_only_what_nobody_else_reads() -> None:
     assert agree(model, folded, images(4, 2, 5, 5))
 
 
+def test_a_relu_that_is_called_twice_overwrites_only_if_it_may_both_times() -> None:
+    class Twice(nn.Module):
+        """Rectifies a norm's output that is read again, then one that is not, with the same ReLU."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.conv2, self.bn2 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.bn1(self.conv1(x))
+            second = self.act(self.bn2(self.conv2(self.act(first))))
+            return (first * second).flatten(1)
+
+    model = season(Twice().double()).eval()
+    folded: Any = norm.fold(model)
+    assert not folded.act.inplace
+    assert agree(model, folded, images(4, 2, 5, 5))
+
+
 class SumInPlace(nn.Module):
     """Adds its shortcut as torchvision does; `peeks` reads the sum again after its ReLU."""
 

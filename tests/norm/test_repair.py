@@ -35,6 +35,24 @@ def test_repair_restores_the_accuracy_that_wrong_statistics_cost(batches):
     assert len(report.layers) == len(norm.layers(net))
 
 
+def test_an_error_while_the_new_statistics_are_scored_leaves_the_original_ones(batches):
+    net = zoo()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    calls = 0
+
+    def forward(model: nn.Module, batch):
+        nonlocal calls
+        calls += 1
+        if calls > 2 * len(batches):  # scored once, then estimated
+            raise RuntimeError("the disk is gone")
+        return model(0.5 * batch[0])
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        norm.repair(net, batches, forward)
+    assert calls == 2 * len(batches) + 1
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
 def test_statistics_that_do_not_help_are_not_kept_and_the_report_says_so(batches):
     net = zoo()
     before = {name: value.clone() for name, value in net.state_dict().items()}

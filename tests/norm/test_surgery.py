@@ -197,6 +197,12 @@ def test_swapping_keeps_mode_width_and_sharing() -> None:
     assert not model["a"].training
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_new_branch_is_in_the_mode_of_its_layer(training: bool) -> None:
+    model = norm.add_branch(norm.steer(small().train(training)), "adv")
+    assert {module.training for module in model.modules()} == {training}
+
+
 def test_a_layer_without_parameters_or_statistics_is_swapped() -> None:
     model = nn.Sequential(nn.BatchNorm2d(4, affine=False, track_running_stats=False))
     assert type(norm.swap(model, "gn")[0]) is nn.GroupNorm

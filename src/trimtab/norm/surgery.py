@@ -137,8 +137,9 @@ def _add_branch(layer: Steered, name: str, copy_of: str, affine: bool, statistic
             branch.register_buffer(half, None if value is None else value.clone())
     if not layer.branch_modules:
         layer.add_module("branches", nn.ModuleDict())
-    layer.get_submodule("branches").add_module(name, branch)
-    branch.train(layer.training)
+    branches = layer.get_submodule("branches")
+    branches.add_module(name, branch)
+    branches.train(layer.training)
 
 
 def branch_spec(model: nn.Module) -> list[dict[str, Any]]:

@@ -157,18 +157,13 @@ def finish(run: Run, model: nn.Module, provenance: Mapping[str, Any]) -> Run:
     net = model.net if isinstance(model, Pixels) else model
     for module in (model, net):
         vars(module).pop("provenance", None)  # of statistics from `adapt.frozen`, which training replaced
-    for branch in _branches(net):
+    for branch in norm.branches(net) or ("main",):
         stock = norm.release(copy.deepcopy(net), branch)
         state = {key: value.cpu().contiguous() for key, value in stock.state_dict().items()}
         with atomic_write(run.folder / "stock" / f"{branch}.pt") as part, part.open("wb") as file:
             torch.save(state, file)  # given a path, torch would write its name into the file
     save_model(model, run.folder, provenance)
     return Run(run.folder, run.recipe, model)
-
-
-def _branches(model: nn.Module) -> list[str]:
-    named = dict.fromkeys(name for layer in norm.layers(model).values() for name in layer.branch_names)
-    return list(named) or ["main"]
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
