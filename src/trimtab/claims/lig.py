@@ -23,7 +23,7 @@ from trimtab.claims import corruption
 from trimtab.claims.bench import Bench
 from trimtab.claims.claim import claim
 from trimtab.claims.nets import Made, Net, Watch
-from trimtab.claims.scales import Scale
+from trimtab.claims.scales import DESK, Scale
 from trimtab.claims.verdicts import Above, Close, Needs
 from trimtab.data import Images
 from trimtab.evaluate import PerBatchMode
@@ -95,8 +95,8 @@ def tuned(**changes: Any) -> Net:
 
 BN, NONE = standard(), standard("none")
 FAMILIES = {
-    f"{family} {name}": standard(norm, family.lower())
-    for family in ("VGG", "ResNet")
+    f"{family} {name}": standard(norm, family.lower(), watch)
+    for family, watch in {"VGG": ligs_over_training, "ResNet": over_training}.items()
     for name, norm in {"BN": "bn", "none": "none"}.items()
 }
 """The paper's two families, with and without BN."""
@@ -244,7 +244,7 @@ def corruptions(bench: Bench) -> dict[str, float]:
         Above("from none", "from BN", effect=0.02),
         Above("from adversarially trained", "from none", effect=0.02),
     ],
-    networks=[BN, NONE, ADV_BN, standard("bn", "vgg"), standard("none", "vgg")],
+    networks=[BN, NONE, ADV_BN, FAMILIES["VGG BN"], FAMILIES["VGG none"]],
     needs=[
         Needs("none, clean", LEAST), Needs("VGG none, clean", LEAST),
         Needs("from adversarially trained", LEAST),  # where no features transfer, none transfer better
@@ -257,7 +257,7 @@ def transfer(bench: Bench) -> dict[str, float]:
     Targets are of the other family, so that no source is its own target.
     """
     sources = {"BN": BN, "none": NONE, "adversarially trained": ADV_BN}
-    targets = {"VGG BN": standard("bn", "vgg"), "VGG none": standard("none", "vgg")}
+    targets = {name: FAMILIES[name] for name in ("VGG BN", "VGG none")}
     features = construct.FeatureMatch(bench.scale.match_steps, bench.scale.match_step, label="network")
     bench.uses(features)
     table = construct.transfer(
@@ -348,8 +348,8 @@ def under_adversarial_training(bench: Bench) -> dict[str, float]:
     )
 
 
-REGULARIZED = Net("lig-regularizer-paper", watch=over_training)
-REGULARIZED_3 = Net("lig-regularizer-paper", {"objective.weight": 3.0}, watch=over_training)
+REGULARIZED = Net("lig-regularizer-paper", watch=ligs_over_training)
+REGULARIZED_3 = Net("lig-regularizer-paper", {"objective.weight": 3.0}, watch=ligs_over_training)
 PLAIN = Net("lig-regularizer-paper", {"objective": {"kind": "standard"}}, watch=over_training)
 
 
@@ -584,6 +584,14 @@ def shortcuts(bench: Bench) -> dict[str, float]:
     return rows | bench.table(nets, clean_and_pgd(bench)) | landscapes(bench, nets)
 
 
+def standard_networks(scale: Scale) -> dict[str, Net]:
+    """Return both families with BN; at scale desk those of the other claims about adaptation."""
+    if scale.name != "desk":
+        return {family: FAMILIES[f"{family} BN"] for family in ("VGG", "ResNet")}
+    shorter = {what: DESK.changes[what] for what in ("epochs", "optimizer")}
+    return {"VGG": tuned(**shorter, model=VGG["laptop"]), "ResNet": tuned(**shorter)}
+
+
 @claim(
     "LIG-13",
     "Adapting BN statistics helps a standard network on corrupted images",
@@ -594,14 +602,14 @@ def shortcuts(bench: Bench) -> dict[str, float]:
         Above("VGG, adapted", "VGG, static", paper=0.075),
         Above("ResNet, adapted", "ResNet, static", paper=0.084),
     ],
-    networks=[BN, standard("bn", "vgg")],
+    networks=lambda s: list(standard_networks(s).values()),
     needs=[Needs(f"{name}, lost to corruptions", LOST) for name in ("VGG", "ResNet")],
     changed="a precondition was added",
 )  # fmt: skip
 def adapted(bench: Bench) -> dict[str, float]:
     """Measure corruption errors of static and adapted standard networks."""
     rows: dict[str, float] = {}
-    for name, net in {"VGG": standard("bn", "vgg"), "ResNet": BN}.items():
+    for name, net in standard_networks(bench.scale).items():
         for way, state in {"static": None, "adapted": PerBatchMode()}.items():
             errors = corruption.errors(bench, bench.network(net), state)
             rows[f"{name}, {way}"] = 1 - corruption.mean_error(errors)
@@ -629,7 +637,9 @@ def landscapes(bench: Bench, nets: Mapping[str, Net]) -> dict[str, float]:
         *(Above(f"{name}, beta", "BN, beta", effect=DECADES) for name in ("IN", "LN", "GN")),
     ],
     networks=list(BY_NORM.values()),
+    needs=[Needs("none, clean", LEAST), Needs(UNEQUAL, most=SIMILAR)], changed="a precondition was added",
 )  # fmt: skip
 def landscape(bench: Bench) -> dict[str, float]:
     """Measure the loss landscape with each normalization."""
-    return landscapes(bench, BY_NORM)
+    rows = bench.table(BY_NORM, {"clean": None})
+    return landscapes(bench, BY_NORM) | rows | {UNEQUAL: largest_difference(rows)}

@@ -441,7 +441,7 @@ def running_statistics(bench: Bench) -> dict[str, float]:
 ALIKE = {
     "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
     "schedule": {"kind": "cosine"},
-    "epochs": lambda s: 5 if s.name == "paper" else None,
+    "epochs": lambda s: 5 if s.name in ("desk", "paper") else None,
     "batch_size": lambda s: 1024 if s.name == "paper" else None,
 }
 """The few epochs of the shipped BN fine-tuning, in either direction."""
