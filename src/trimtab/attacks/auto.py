@@ -53,10 +53,10 @@ class AutoAttack(Attack):
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise BadInput(f"AutoAttack's variant is one of {', '.join(VARIANTS)}, found {self.variant!r}")
-        self.parts()  # which check these numbers
+        self.parts()  # each attack checks its own arguments
 
     def cache_key(self) -> dict[str, object]:
-        """Return what its results depend on: the attacks that it runs, with their versions."""
+        """Return the attacks that it runs, with their versions: what its results depend on."""
         return {"parts": self.parts()}
 
     def __str__(self) -> str:
@@ -72,13 +72,13 @@ class AutoAttack(Attack):
 
     def parts(self) -> tuple[Attack, ...]:
         """Return the attacks, in order."""
-        again = _RESTARTS if self.variant == "plus" else 1
+        restarts = _RESTARTS if self.variant == "plus" else 1
         samples = _SAMPLES if self.variant == "rand" else 1
-        ce = APGD(self.budget, self.steps, "ce", again, samples)
-        dlr = APGD(self.budget, self.steps, "dlr", again, samples)
+        ce = APGD(self.budget, self.steps, "ce", restarts, samples)
+        dlr = APGD(self.budget, self.steps, "dlr", restarts, samples)
         targeted = TargetedAPGD(self.budget, self.steps, self.targets)
-        fab = FAB(self.budget, self.steps, 0, again)
-        targeted_fab = FAB(self.budget, self.steps, self.targets, again)
+        fab = FAB(self.budget, self.steps, 0, restarts)
+        targeted_fab = FAB(self.budget, self.steps, self.targets, restarts)
         square = Square(self.budget, self.queries, rescale=False)
         return {
             "standard": (ce, targeted, targeted_fab, square),

@@ -8,7 +8,7 @@ CoBatch        the attacker controls a few images of the batch, with any pixels,
 Papers    Nandy et al. evaluate neither; the second is Wu et al. 2023, "data poisoning in test-time
           adaptation" (10 of 200 images, from gray, 500 sign steps of 1/255)
 Norm      source "batch" or a blend, update off, through `adapt.per_batch`
-Cost      `steps` forward/backward passes over the batch, which is never split, refilled or reduced
+Cost      `steps` forward/backward passes over the whole batch: no image leaves it, none is added
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ThroughBatch(Attack):
     adaptive = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rho", float(self.rho))  # 1 and 1.0 are one attack
+        object.__setattr__(self, "rho", float(self.rho))  # so that 1 and 1.0 are the same attack
 
     @property
     def budget(self) -> Budget:  # type: ignore[override]
@@ -106,8 +106,8 @@ class CoBatch:
         """
         check_call(model, x, y)
         y = y.long()
-        clean = len(x) - self.images  # the number of images that are attacked
-        if clean < 1:
+        victims = len(x) - self.images  # the first images of the batch, which stay clean
+        if victims < 1:
             raise BadInput(
                 f"{self.images} images of a batch of {len(x)} leave none to attack; give a larger batch"
             )
@@ -115,16 +115,17 @@ class CoBatch:
         step = float(self.step_size)
         with guard(defense):
             check_labels(defense, x, y)
-            malicious = torch.full_like(x[clean:], 0.5)
+            malicious = torch.full_like(x[victims:], 0.5)
             for _ in range(self.steps):
                 malicious.requires_grad_(True)
-                loss = ce(defense(torch.cat([x[:clean], malicious]))[:clean], y[:clean]).sum()
+                logits = defense(torch.cat([x[:victims], malicious]))
+                loss = ce(logits[:victims], y[:victims]).sum()
                 malicious = (malicious.detach() + step * gradient(loss, malicious).sign()).clamp(0, 1)
-        return torch.cat([x[:clean], malicious.detach()])
+        return torch.cat([x[:victims], malicious.detach()])
 
 
 def _adaptive(model: nn.Module, rho: float) -> nn.Module:
-    """Return the model made adaptive; one that already is must have the attack's rho."""
+    """Return the model, adapting per batch; if it does already, its rho must be the attack's."""
     if isinstance(model, adapt.Stream):
         raise BadInput(
             "a stream adapts to its input and cannot be attacked; attack adapt.per_batch of its model"

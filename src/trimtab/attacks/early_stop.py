@@ -2,8 +2,8 @@
 
 Each image has its own iteration `t`, and waiting images take the places of those that left, so that the
 working batch is full to the end. A gradient costs two to three forward passes, and a misclassified image
-needs none: an image that the last step has probably flipped (`likely_flipped`) gets a forward pass first, and
-a gradient only if it is still classified correctly.
+needs none. So an image that the last step has probably flipped (`likely_flipped`) gets a forward pass
+first, and a gradient only if it is still classified correctly.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ def early_stop(
         steps: Gradient steps.
         step: Length of a step.
     """
-    x, size = start, task.at_once
+    x, size, n = start, task.at_once, len(task.y)
     y, host_target = _to_numpy(task.y), _to_numpy(target)
     t, success_at = np.zeros_like(y), np.full_like(y, -1)
-    survived = np.zeros(len(y), dtype=bool)  # judged at the current iterate, and classified correctly
-    to_ascend, to_judge = np.split(np.arange(len(y)), [len(y) if steps else 0])
-    while left := len(to_ascend) + len(to_judge):
-        if len(to_judge) >= min(size, left) / 2 or not len(to_ascend):
-            now, to_judge = to_judge[:size], to_judge[size:]
-            rows = torch.as_tensor(now, device=x.device)
+    survived = np.zeros(n, dtype=bool)  # known to be classified correctly at the current iterate
+    everyone, nobody = np.arange(n), np.arange(0)
+    to_ascend, to_judge = (everyone, nobody) if steps else (nobody, everyone)
+    while remaining := len(to_ascend) + len(to_judge):
+        if len(to_judge) >= min(size, remaining) / 2 or not len(to_ascend):
+            batch, to_judge = to_judge[:size], to_judge[size:]
+            rows = torch.as_tensor(batch, device=x.device)
             with torch.no_grad():
                 flipped = _to_numpy(is_misclassified(task.net(x[rows]), task.y[rows]))
-            success_at[now[flipped]] = t[now[flipped]]
-            now = now[~flipped]
-            survived[now] = True
-            to_ascend = np.concatenate([to_ascend, now[t[now] < steps]])
+            success_at[batch[flipped]] = t[batch[flipped]]
+            batch = batch[~flipped]
+            survived[batch] = True
+            to_ascend = np.concatenate([to_ascend, batch[t[batch] < steps]])
             continue
-        now, to_ascend = to_ascend[:size], to_ascend[size:]
-        rows = torch.as_tensor(now, device=x.device)
+        batch, to_ascend = to_ascend[:size], to_ascend[size:]
+        rows = torch.as_tensor(batch, device=x.device)
         before = x[rows]
         logits, logits_grad, grad = input_gradient(task.net, before, target[rows], loss)
         after = project(before.add(direction(grad, budget), alpha=step), task.x[rows], budget)
         gain = ((after - before) * grad).sum(tuple(range(1, x.dim())))
-        flipped = _to_numpy(is_misclassified(logits, task.y[rows])) & ~survived[now]
-        if task.approximate:  # the network itself decides
-            to_judge = np.concatenate([to_judge, now[flipped]])
+        flipped = _to_numpy(is_misclassified(logits, task.y[rows])) & ~survived[batch]
+        if task.approximate:  # these logits are not the network's own
+            to_judge = np.concatenate([to_judge, batch[flipped]])
         else:
-            success_at[now[flipped]] = t[now[flipped]]
+            success_at[batch[flipped]] = t[batch[flipped]]
         likely = likely_flipped(
-            _to_numpy(logits), _to_numpy(logits_grad), _to_numpy(gain), y[now], host_target[now]
+            _to_numpy(logits), _to_numpy(logits_grad), _to_numpy(gain), y[batch], host_target[batch]
         )
         if flipped.any():
-            stay = ~flipped
-            now, likely, kept = now[stay], likely[stay], torch.as_tensor(stay, device=x.device)
-            rows, after = rows[kept], after[kept]
+            keep = ~flipped
+            batch, likely, keep_rows = batch[keep], likely[keep], torch.as_tensor(keep, device=x.device)
+            rows, after = rows[keep_rows], after[keep_rows]
         x[rows] = after
-        t[now] += 1
-        survived[now] = False
-        ended = t[now] == steps
-        judge = np.where(ended, task.judged, likely)
-        to_judge = np.concatenate([to_judge, now[judge]])
-        to_ascend = np.concatenate([to_ascend, now[~judge & ~ended]])
+        t[batch] += 1
+        survived[batch] = False
+        finished = t[batch] == steps
+        needs_judging = np.where(finished, task.judged, likely)
+        to_judge = np.concatenate([to_judge, batch[needs_judging]])
+        to_ascend = np.concatenate([to_ascend, batch[~needs_judging & ~finished]])
     at = torch.as_tensor(success_at, device=x.device)
     return Outcome(x, at >= 0, at)
 

@@ -1,7 +1,7 @@
 """FAB: the nearest misclassified image, found by projections onto the linearized decision boundary.
 
 Idea      linearize f_t - f_y at the iterate x, and move to the nearest point of that hyperplane in the
-          box, drawn towards the clean image x_0; once misclassified, go back towards x_0 and repeat
+          box, biased towards the clean image x_0; once misclassified, step back towards x_0 and repeat
 Equation  x <- clip((1 - a) (x + eta d(x)) + a (x_0 + eta d(x_0))), d(z) the shortest step from z to the
           hyperplane, a = min(|d(x)| / (|d(x)| + |d(x_0)|), 0.1); misclassified: x <- x_0 + beta (x - x_0)
 Paper     Croce and Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary
@@ -11,7 +11,7 @@ Targeted  t is each of the classes ranked next after the label, one run each (FA
 Norm      running statistics of the active branch, not updated
 Cost      per run `steps` forward/backward passes (untargeted: one backward pass per class) and as many
           forward passes; without early stopping, five more forward passes in the end
-Changed   the projection onto the hyperplane in the box takes Newton's steps instead of sorting all pixels;
+Changed   the projection onto the hyperplane in the box uses Newton's method instead of sorting all pixels;
           with early stopping, an image leaves once it is misclassified within the budget; without, the
           paper's final search on the segment to x_0, which its authors' package leaves out
 """
@@ -37,7 +37,7 @@ _ETA, _BETA, _ALPHA = 1.05, 0.9, 0.1
 _FINAL, _CAUTION = 3, 0.02
 """Secant steps of the final search, each short of the estimated boundary by a fraction of the bracket."""
 _PIECES = 50
-"""Newton's steps at most; each crosses at least one kink, and few are needed."""
+"""Largest number of Newton steps of the projection; few are needed."""
 
 
 @method_card(__doc__)
@@ -110,15 +110,15 @@ class FAB(Attack):
 
 
 class _Search:
-    """What was found so far for each image: the nearest misclassified image, and how far it is."""
+    """The nearest misclassified image of each image so far, and its distance."""
 
     def __init__(self, fab: FAB, task: AttackTask, before: Outcome) -> None:
         self.fab, self.task = fab, task
-        self.nearest, self.at = before.x.clone(), before.success_at.clone()
+        self.nearest, self.success_at = before.x.clone(), before.success_at.clone()
         self.distance = torch.where(before.success, 0.0, torch.inf).to(task.x.dtype)
 
     def descend(self, target: Tensor | None, restart: int, rank: int) -> None:
-        """Make one run on all images that have not left, and keep what is nearer than before."""
+        """Run once on all images that have not left, and keep what is nearer than before."""
         task, budget = self.task, self.fab.budget
         rows = (self.distance > (budget.radius if self.fab.early_stop else 0)).nonzero()[:, 0]
         if len(rows) == 0:
@@ -144,16 +144,16 @@ class _Search:
         x0, ids = self.task.x[rows], [self.task.ids[i] for i in rows.tolist()]
         draw = rng.purpose(f"fab start {rank}", restart)
         point = random_start(x0, self.fab.budget, self.task.seed, ids, draw)
-        part = (self.distance[rows] / max(self.fab.budget.radius, 1e-12)).clamp(max=1) / 2
-        return x0 + column(part, x0) * (point - x0)
+        fraction = (self.distance[rows] / max(self.fab.budget.radius, 1e-12)).clamp(max=1) / 2
+        return x0 + column(fraction, x0) * (point - x0)
 
     def _record(self, rows: Tensor, x: Tensor, t: int) -> None:
-        far = distance(x, self.task.x[rows], self.fab.budget)
-        near = far < self.distance[rows]
-        rows = rows[near]
-        first = self.distance[rows] > self.fab.budget.radius
-        self.nearest[rows], self.distance[rows] = x[near], far[near]
-        self.at[rows[first & (far[near] <= self.fab.budget.radius)]] = t
+        radius, dist = self.fab.budget.radius, distance(x, self.task.x[rows], self.fab.budget)
+        nearer = dist < self.distance[rows]
+        rows, x, dist = rows[nearer], x[nearer], dist[nearer]
+        first = (self.distance[rows] > radius) & (dist <= radius)
+        self.nearest[rows], self.distance[rows] = x, dist
+        self.success_at[rows[first]] = t
 
     @torch.no_grad()
     def approach(self) -> None:
@@ -162,23 +162,25 @@ class _Search:
         if len(rows) == 0:
             return
         x0, y = self.task.x[rows], self.task.y[rows]
-        way = self.nearest[rows] - x0
-        correct, wrong = torch.zeros(len(rows)).to(way), torch.ones(len(rows)).to(way)
-        below, above = (cw(self.task.net(x0 + column(u, way) * way), y) for u in (correct, wrong))
+        delta = self.nearest[rows] - x0
+        # x0 + u delta is classified correctly at u_correct, and misclassified at u_wrong.
+        u_correct, u_wrong = torch.zeros(len(rows)).to(delta), torch.ones(len(rows)).to(delta)
+        below, above = (cw(self.task.net(x0 + column(u, delta) * delta), y) for u in (u_correct, u_wrong))
         for _ in range(_FINAL):
             secant = (below / (below - above)).nan_to_num(1.0).clamp(0, 1)
-            u = correct + (secant + _CAUTION * (1 - secant)) * (wrong - correct)
-            x = x0 + column(u, way) * way
+            u = u_correct + (secant + _CAUTION * (1 - secant)) * (u_wrong - u_correct)
+            x = x0 + column(u, delta) * delta
             z = self.task.net(x)
-            value, crossed = cw(z, y), is_misclassified(z, y)
-            self._record(rows[crossed], x[crossed], self.fab.steps)
-            wrong, above = torch.where(crossed, u, wrong), torch.where(crossed, value, above)
-            correct, below = torch.where(crossed, correct, u), torch.where(crossed, below, value)
+            value, wrong = cw(z, y), is_misclassified(z, y)
+            self._record(rows[wrong], x[wrong], self.fab.steps)
+            u_wrong, above = torch.where(wrong, u, u_wrong), torch.where(wrong, value, above)
+            u_correct, below = torch.where(wrong, u_correct, u), torch.where(wrong, below, value)
 
     def outcome(self, before: Outcome) -> Outcome:
         """Return the nearest images where they lie within the budget, else the clean ones."""
         success = self.distance <= self.fab.budget.radius
-        return Outcome(torch.where(column(success, before.x), self.nearest, before.x), success, self.at)
+        x = torch.where(column(success, before.x), self.nearest, before.x)
+        return Outcome(x, success, self.success_at)
 
 
 def boundary(
@@ -205,16 +207,16 @@ def boundary(
         value, w = torch.zeros_like(nearest), torch.zeros_like(x)
         for k, grad in enumerate(gradients):
             dual = grad.flatten(1).norm(1 if isinstance(budget, Linf) else 2, dim=1)
-            far = torch.where(y == k, torch.inf, values[:, k].detach().abs() / dual.clamp(min=1e-12))
-            nearer = far < nearest
-            nearest = torch.where(nearer, far, nearest)
+            dist = torch.where(y == k, torch.inf, values[:, k].detach().abs() / dual.clamp(min=1e-12))
+            nearer = dist < nearest
+            nearest = torch.where(nearer, dist, nearest)
             value = torch.where(nearer, values[:, k].detach(), value)
             w = torch.where(column(nearer, w), grad, w)
     return value, w
 
 
 def step_across(x: Tensor, x0: Tensor, value: Tensor, w: Tensor, budget: Budget) -> Tensor:
-    """Return the next iterate: just across the hyperplane, drawn towards the clean images x0.
+    """Return the next iterate: just across the hyperplane, biased towards the clean images x0.
 
     Args:
         x: The iterates, (N, ...).
@@ -225,17 +227,18 @@ def step_across(x: Tensor, x0: Tensor, value: Tensor, w: Tensor, budget: Budget)
     """
     value_at_x0 = value + (w * (x0 - x)).flatten(1).sum(1)
     d, d0 = to_hyperplane(x, value, w, budget), to_hyperplane(x0, value_at_x0, w, budget)
-    far, far0 = (distance(x + step, x, budget).clamp(min=1e-8) for step in (d, d0))
-    a = column((far / (far + far0)).clamp(max=_ALPHA), x)
+    size, size0 = (distance(x + step, x, budget).clamp(min=1e-8) for step in (d, d0))
+    a = column((size / (size + size0)).clamp(max=_ALPHA), x)
     return ((1 - a) * (x + _ETA * d) + a * (x0 + _ETA * d0)).clamp(0.0, 1.0)
 
 
 def to_hyperplane(x: Tensor, value: Tensor, w: Tensor, budget: Budget) -> Tensor:
     """Return the shortest step d with value + <w, d> = 0 and x + d in [0, 1].
 
-    It has |d_j| = min(u s_j, room_j), with s_j = 1 (l_inf) or |w_j| (l_2), and room_j the way to the border
-    of the box. u solves sum_j |w_j| min(u s_j, room_j) = |value|, which is concave and piecewise linear in u:
-    Newton's method from u = 0 never overshoots. If no point of the box suffices, d goes as far as it can.
+    It has |d_j| = min(u s_j, room_j), with s_j = 1 (l_inf) or |w_j| (l_2), and room_j the distance to the
+    border of the box. u solves sum_j |w_j| min(u s_j, room_j) = |value|. The sum is concave and piecewise
+    linear in u, so Newton's method from u = 0 never overshoots. If no point of the box suffices, d goes as
+    far as it can.
 
     Args:
         x: Images (N, ...).
@@ -243,17 +246,17 @@ def to_hyperplane(x: Tensor, value: Tensor, w: Tensor, budget: Budget) -> Tensor
         w: Its gradient (N, ...).
         budget: Its norm is the one in which d is shortest.
     """
-    every = tuple(range(1, x.dim()))
-    scale = w.abs().amax(every, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    dims = tuple(range(1, x.dim()))  # all but the batch
+    scale = w.abs().amax(dims, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     sign, size = -w.sign() * column(value.sign(), x), w.abs() / scale
     needed = column(value.abs(), x) / scale
     room = torch.where(sign > 0, 1 - x, x)
     s = torch.ones_like(needed) if isinstance(budget, Linf) else size
     rates, u = size * s, torch.zeros_like(needed)
     for _ in range(_PIECES):
-        way = u * s
-        missing = needed - (size * torch.minimum(way, room)).sum(every, keepdim=True)
-        rate = (rates * (way < room)).sum(every, keepdim=True)
+        d = u * s
+        missing = needed - (size * torch.minimum(d, room)).sum(dims, keepdim=True)
+        rate = (rates * (d < room)).sum(dims, keepdim=True)
         unsolved = (missing > 1e-6 * needed) & (rate > 1e-12)
         if not bool(unsolved.any()):
             break

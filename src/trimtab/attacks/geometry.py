@@ -16,11 +16,11 @@ from trimtab.norm.moments import widest
 from trimtab.types import Budget, Linf
 
 LARGE = 16_384
-"""Number of values of an image above which norms are computed in double precision."""
+"""Values per image above which l2 norms are computed in double precision."""
 
 
 def column(per_image: Tensor, like: Tensor) -> Tensor:
-    """View one value per image so that it broadcasts over images like these, (N, 1, ...)."""
+    """Return one value per image as (N, 1, ...), which broadcasts over `like`, (N, ...)."""
     return per_image.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -47,7 +47,7 @@ def unit(x: Tensor) -> Tensor:
 
 def direction(grad: Tensor, budget: Budget) -> Tensor:
     """Return the steepest ascent of unit size: the sign (l_inf), or the gradient over its norm (l2)."""
-    # An infinite gradient counts as a large one, NaN as zero; the sign does both by itself.
+    # nan_to_num makes infinities large and NaN zero; sign needs no such care.
     return grad.sign() if isinstance(budget, Linf) else unit(grad.nan_to_num())
 
 
@@ -69,7 +69,7 @@ def random_start(center: Tensor, budget: Budget, seed: int, ids: Sequence[int], 
         budget: The ball.
         seed: Seed of all randomness.
         ids: The images' indices in their set.
-        draw: Which of the random points of each image to take.
+        draw: Index of the point among the random points of an image.
     """
     if isinstance(budget, Linf):
         delta = (2 * rng.uniform(center, seed, ids, draw) - 1) * budget.radius
@@ -86,4 +86,4 @@ def distance(x: Tensor, center: Tensor, budget: Budget) -> Tensor:
     delta = x - center
     if isinstance(budget, Linf):
         return delta.abs().amax(tuple(range(1, x.dim())))  # flattening first would copy
-    return _l2(delta.flatten(1))
+    return _l2(delta)

@@ -2,8 +2,8 @@
 
 Untargeted, with z the logits and y the label:
     ce    cross-entropy
-    cw    margin, max over others of z_j, minus z_y (Carlini and Wagner)
-    dlr   the margin over the difference z_(1) - z_(3) of the sorted logits (Croce and Hein); from 3 classes
+    cw    margin: max_{j != y} z_j - z_y (Carlini and Wagner)
+    dlr   margin / (z_(1) - z_(3)), the largest logit minus the third (Croce and Hein); needs 3 classes
 Targeted losses descend towards a class t instead.
 """
 
@@ -28,15 +28,15 @@ def ce(z: Tensor, y: Tensor) -> Tensor:
 
 def cw(z: Tensor, y: Tensor) -> Tensor:
     """Return the margin by which the best other logit exceeds the label's."""
-    return _best_other(z, y) - _of(z, y)
+    return _best_other(z, y) - _logit_of(z, y)
 
 
 def dlr(z: Tensor, y: Tensor) -> Tensor:
-    """Return the margin over the difference of the largest and the third logit."""
+    """Return the margin divided by the difference between the largest and the third logit."""
     if z.shape[1] < 3:
         raise BadInput(f"dlr compares three logits, this model has {z.shape[1]}; use the margin, cw")
     top = z.sort(dim=1, descending=True).values
-    return (_best_other(z, y) - _of(z, y)) / (top[:, 0] - top[:, 2] + 1e-12)
+    return (_best_other(z, y) - _logit_of(z, y)) / (top[:, 0] - top[:, 2] + 1e-12)
 
 
 def ce_targeted(z: Tensor, t: Tensor) -> Tensor:
@@ -50,9 +50,9 @@ def cw_targeted(z: Tensor, t: Tensor) -> Tensor:
 
 
 def dlr_targeted(z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-    """Return AutoAttack's targeted loss, which needs both the label and the target."""
+    """Return the targeted DLR loss of AutoAttack, which needs both the label and the target."""
     top = z.sort(dim=1, descending=True).values
-    return (_of(z, t) - _of(z, y)) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+    return (_logit_of(z, t) - _logit_of(z, y)) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
 
 LOSSES: dict[tuple[str, bool], Loss] = {
@@ -75,7 +75,7 @@ def input_gradient(net: nn.Module, x: Tensor, target: Tensor, loss: Loss) -> tup
 
 def logits_gradient(loss: Loss, z: Tensor, target: Tensor) -> Tensor:
     """Return the gradient of the summed loss with respect to the logits."""
-    if loss is ce and z.dtype in (torch.float32, torch.float64):  # without autograd, bit-identical
+    if loss is ce and z.dtype in (torch.float32, torch.float64):  # closed form, bit-identical to autograd
         one_hot = torch.zeros_like(z).scatter_(1, target[:, None], -1.0)
         grad: Tensor = torch.ops.aten._log_softmax_backward_data(one_hot, z.log_softmax(1), 1, z.dtype)
         return grad
@@ -107,7 +107,7 @@ def other_class(y: Tensor, classes: int, seed: int, ids: Sequence[int], draw: in
     return (y + offset) % classes
 
 
-def _of(z: Tensor, y: Tensor) -> Tensor:
+def _logit_of(z: Tensor, y: Tensor) -> Tensor:
     return z.gather(1, y[:, None]).squeeze(1)
 
 

@@ -28,10 +28,10 @@ class CastTo(nn.Module):
 
 
 class Bf16Gradients(nn.Module):
-    """A network whose gradients come from a bfloat16 copy, and its logits without gradients from itself.
+    """A network that runs as a bfloat16 copy when gradients are recorded, and as it is otherwise.
 
-    An attack uses only the direction of a gradient, for which three digits are enough. Whether an image is
-    misclassified is decided by the network itself, in a pass without gradients.
+    An attack uses only the direction of a gradient, for which three digits are enough. A pass without
+    gradients, by the network itself, decides whether an image is misclassified.
 
     Args:
         net: The network.
@@ -43,8 +43,9 @@ class Bf16Gradients(nn.Module):
         self.copy = CastTo(deep_clone(net).to(torch.bfloat16), torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x: the copy's where a gradient is recorded, else the network's."""
-        logits: Tensor = (self.copy if x.requires_grad and torch.is_grad_enabled() else self.net)(x)
+        """Return the logits of x: the copy's if a gradient is recorded, else the network's."""
+        net = self.copy if x.requires_grad and torch.is_grad_enabled() else self.net
+        logits: Tensor = net(x)
         return logits
 
 

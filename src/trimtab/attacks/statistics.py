@@ -3,12 +3,12 @@
 Each is a frozen dataclass, called `(model, x, y, seed=0) -> shifts`; `norm.use(model, shift=shifts)` applies
 them. Radii are relative: every delta is in [-eps, eps].
 
-SignStep        eps times the sign of the gradient at zero, of one batch: APART's attack (Algorithm 1, line 5)
+SignStep        eps times the sign of one batch's gradient at zero: APART's attack (Algorithm 1, line 5)
 Ascent          several such steps with projection, in all layers or in some
-RandomUniform   uniform in the cube: the paper's weakest control
-RandomSign      random corners of the cube
-Scaled          the mean or the std that *divides*, times 1 + eps v with random signs v (figure 2):
-                as a shift, delta_sigma = 1/(1 + eps v) - 1
+RandomUniform   uniform in [-eps, eps]: the paper's weakest control
+RandomSign      eps or -eps, at random
+Scaled          multiply the mean, or the std that the layer divides by, by 1 + eps v with random signs v
+                (figure 2); for the std that is the shift delta_sigma = 1/(1 + eps v) - 1
 
 Paper     "Adversarially perturbed batch normalization" (APART), figures 1 and 2
 Norm      source "batch" in `groups`, update off; the result is a shift
@@ -73,8 +73,8 @@ class Ascent:
         check_images(x, y)
         if len(x) == 0:
             raise BadInput("an ascent needs at least one image, found none")
-        r = float(self.eps)
-        step = float(self.step_size or 2.5 * r / self.steps)
+        eps = float(self.eps)
+        step = float(self.step_size or 2.5 * eps / self.steps)
         shifts = self._zero_shifts(model)
         with guard(model):
             check_labels(model, x, y)
@@ -84,13 +84,13 @@ class Ascent:
         ):
             for _ in range(self.steps):
                 shifts = {
-                    name: _map(lambda d, g: (d + step * g.sign()).clamp(-r, r), shifts[name], grad)
+                    name: _map(lambda d, g: (d + step * g.sign()).clamp(-eps, eps), shifts[name], grad)
                     for name, grad in gradients(model, x, y, shifts).items()
                 }
         return shifts
 
     def _zero_shifts(self, model: nn.Module) -> Shifts:
-        """Return shifts by zero of the layers to shift."""
+        """Return a zero shift for each layer to shift."""
         shifts = norm.zero_shifts(model)
         if self.layers is None:
             return shifts
@@ -103,7 +103,7 @@ class Ascent:
 @method_card(__doc__)
 @dataclass(frozen=True)
 class SignStep(Ascent):
-    """Take one sign step from zero, to a corner of the cube (APART's attack).
+    """Take one sign step from zero: every delta becomes eps, -eps or 0 (APART's attack).
 
     Takes the arguments of `Ascent`, with steps=1 by default.
     """
@@ -117,7 +117,7 @@ class SignStep(Ascent):
 
 
 class RandomShifts:
-    """Base of the random shifts: frozen dataclasses with a `shift`."""
+    """Base class of the random shifts; a subclass defines `shift`."""
 
     version = 1
 
@@ -128,7 +128,7 @@ class RandomShifts:
         shifts: Shifts = {}
         for index, (name, zero) in enumerate(norm.zero_shifts(model).items()):
             pair = torch.stack([d for d in (zero.mu, zero.sigma) if d is not None])
-            u = rng.uniform(pair.float(), seed, [0, 1], index).to(pair)  # equal in any precision
+            u = rng.uniform(pair.float(), seed, [0, 1], index).to(pair)  # the same numbers in any precision
             shifts[name] = self.shift(u)
         return shifts
 
@@ -166,7 +166,7 @@ class RandomSign(RandomShifts):
 
     def shift(self, u: Tensor) -> norm.Shift:
         """Return the shift of a layer from uniform random numbers (2, C)."""
-        return norm.Shift(*(torch.where(u < 0.5, -1.0, 1.0).to(u) * radius(self.eps)))
+        return norm.Shift(*(_signs(u) * radius(self.eps)))
 
 
 @method_card(__doc__)
@@ -176,7 +176,7 @@ class Scaled(RandomSign):
 
     Args:
         eps: The relative size of the change, below 1.
-        what: The statistic to scale: "mean", or "sigma", the std that divides.
+        what: The statistic to scale: "mean", or "sigma", the std that the layer divides by.
     """
 
     what: str = "mean"
@@ -189,7 +189,7 @@ class Scaled(RandomSign):
 
     def shift(self, u: Tensor) -> norm.Shift:
         """Return the shift of a layer from uniform random numbers (2, C)."""
-        mu, sigma = torch.where(u < 0.5, -1.0, 1.0).to(u) * radius(self.eps)
+        mu, sigma = _signs(u) * radius(self.eps)
         return norm.Shift(mu=mu) if self.what == "mean" else norm.Shift(sigma=1 / (1 + sigma) - 1)
 
 
@@ -201,15 +201,18 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor, at: Shifts) -> Shifts:
     with norm.use(model, shift=deltas), torch.enable_grad():
         loss = F.cross_entropy(model(x), y.long())
         flat = [delta for shift in deltas.values() for delta in (shift.mu, shift.sigma) if delta is not None]
-        computed = torch.autograd.grad(loss, flat, allow_unused=True)  # a layer may not run in this mode
-        grads = iter(torch.zeros_like(d) if g is None else g for d, g in zip(flat, computed, strict=True))
-    return {name: _map(lambda _: next(grads), shift) for name, shift in deltas.items()}
+        grads = torch.autograd.grad(loss, flat, allow_unused=True)  # a layer may not run in this mode
+    by_delta = {d: torch.zeros_like(d) if g is None else g for d, g in zip(flat, grads, strict=True)}
+    return {name: _map(by_delta.__getitem__, shift) for name, shift in deltas.items()}
+
+
+def _signs(u: Tensor) -> Tensor:
+    """Return -1 or 1 with equal probability, from uniform random numbers."""
+    return torch.where(u < 0.5, -1.0, 1.0).to(u)
 
 
 def _map(change: Callable[..., Tensor], *shifts: norm.Shift) -> norm.Shift:
-    """Apply a function to the deltas of one layer, of several shifts at once."""
-    mu, sigma = (
-        None if part[0] is None else change(*part)
-        for part in ([s.mu for s in shifts], [s.sigma for s in shifts])
-    )
+    """Apply a function to the mu of all these shifts of a layer, and to their sigma; None stays None."""
+    mus, sigmas = [s.mu for s in shifts], [s.sigma for s in shifts]
+    mu, sigma = (None if deltas[0] is None else change(*deltas) for deltas in (mus, sigmas))
     return norm.Shift(mu, sigma)
