@@ -128,8 +128,9 @@ def render(cards: Sequence[Card], title: str | None, extras: Extras) -> str:
 
 def _scripts(pages: jinja2.Environment, charts: bool, panels: bool) -> list[Markup]:
     """The scripts of a page: Vega for charts, the page's own, and that of steering panels."""
-    own = [Markup(pages.get_template(f"{name}.js").render()) for name in ("script", *["panel"] * panels)]
-    return [Markup(vega()), *own] if charts else own
+    names = ["script", "panel"] if panels else ["script"]
+    scripts = [Markup(pages.get_template(f"{name}.js").render()) for name in names]
+    return [Markup(vega()), *scripts] if charts else scripts
 
 
 def environment() -> jinja2.Environment:
