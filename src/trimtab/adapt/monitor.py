@@ -11,24 +11,24 @@ stream that is exchangeable with the reference the probability that it is *ever*
 `alarm_rate`.
 
     monitor = adapt.Monitor(model, reference)       # held-out clean images, not the training images
-    monitor.calibrate(labeled, corruptions=...)     # optional: enables the accuracy estimate
+    monitor.calibrate(labeled, corrupt, kinds)      # optional: enables the accuracy estimate
     logits = monitor(x)                             # the same as model(x)
     monitor.status()                                # alarm, evidence, moved layers and channels, advice
     monitor.save("state.safetensors")               # Monitor.load(model, "state.safetensors") continues
 
-Subsampling: only a fraction of the images of each batch, evenly spaced, is observed (`fraction`, default
-1/4). The detection delay grows by its inverse; the guarantee stays.
+Subsampling: only a fraction of each batch, evenly spaced, is observed (`fraction`, default 1/4). Detection
+takes 1/fraction times as many images; the bound on false alarms is the same.
 
 Accuracy: a ridge regression on confidence, entropy and the scores' averages over the last `window` images,
 fitted on corrupted labeled images; its error is measured on kinds of corruption left out of the fit.
 
-Any model whose layers see the batch first: a detector or a segmentation network too, called as it is. The
-accuracy is estimated only where the output is a tensor of logits (N, classes) or (N, classes, ...).
+Models: any with batch norm whose features have the batch in dimension 0, detectors and segmentation
+networks included. The accuracy is estimated only for logits (N, classes) or (N, classes, ...).
 
 Cost: one forward pass, and the moments of a few features. Norm knobs: none; the model is not steered.
-Does not help: a change of the class balance raises an alarm, too, and images that an attacker made to look
-ordinary raise none. Training images have other statistics than new images: as the reference they cause
-false alarms on clean data. Measured: docs/results/statistics.md.
+Limits: a change of the class balance raises an alarm, too, and images that an attacker gave ordinary
+statistics raise none. Do not use training images as the reference: their statistics differ from those of
+new images, which causes false alarms on clean data. Measured: docs/results/statistics.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from trimtab.norm.sensors import ImageMoments, image_moments, sensor_layers
 from trimtab.types import BadInput
 
 FEWEST = 100
-"""Reference images that a monitor needs at least."""
+"""Smallest number of reference images."""
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -71,9 +71,9 @@ class Status:
     alarm_at: int | None
     """Images that had passed through the model at the alarm; None without one."""
     layers: tuple[tuple[str, float], ...]
-    """Layers by how far their channel means moved lately: root mean square shift in reference stds."""
+    """Layer and root mean square shift of its recent channel means in reference stds, largest first."""
     channels: tuple[tuple[str, int, float], ...]
-    """The channels that moved most lately: layer, index, shift in reference stds."""
+    """The channels with the largest recent shifts: layer, index, shift in reference stds."""
     accuracy: float | None
     """Estimated accuracy over the last window; None before `calibrate`."""
     accuracy_lost: float | None
@@ -81,13 +81,12 @@ class Status:
     accuracy_error: float | None
     """Mean absolute error of such estimates on kinds of corruption left out of the calibration."""
     pack: str | None
-    """The pack whose statistics describe the stream better than the reference and all others; None if
-    none does."""
+    """The pack whose statistics are nearest to the stream's; None if the reference is nearer."""
     advice: str
     """What to do, in one sentence."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, such as for a line of a log."""
+        """Return the fields as a dict of JSON values."""
         return asdict(self)
 
 
@@ -96,15 +95,14 @@ class Monitor(nn.Module):
 
     Args:
         model: Any model with batch-norm layers; it is not modified.
-        reference: Held-out clean images: batches of images, tuples that start with them, or whatever
+        reference: Batches of held-out clean images: tensors, tuples that start with the images, or whatever
             `forward` takes.
         forward: `forward(model, batch)` for reference batches of models that do not take one tensor.
         alarm_rate: Upper bound on the probability of ever raising a false alarm.
         layers: How many layers to observe, spread evenly over the depth.
         fraction: Fraction of each batch's images to observe.
-        window: Images that the moving averages extend over.
-        packs: Packs of other domains or their files, by name; the status names the one that fits the
-            stream.
+        window: Number of images in the moving averages.
+        packs: Packs of other domains or their files, by name; the status names the one that fits.
         seed: Seed of the random numbers that break ties between scores.
     """
 
@@ -132,7 +130,7 @@ class Monitor(nn.Module):
         images = len(moments[self.names[0]].mean)
         if images < FEWEST:
             raise BadInput(f"a monitor needs at least {FEWEST} reference images, found {images}")
-        # A detector's second stage sees regions, not images.
+        # A layer in a detector's second stage has one row per region, not per image: leave it out.
         self.names = [name for name in self.names if len(moments[name].mean) == images]
         self.drift = _drift.fitted({n: moments[n] for n in self.names}, alarm_rate, window, seed)
 
@@ -159,8 +157,8 @@ class Monitor(nn.Module):
     def _observe(
         self, batches: Iterable[Any], forward: Forward | None = None
     ) -> tuple[dict[str, ImageMoments], Tensor | None]:
-        """Return moments and logits of all images, with the model in eval mode."""
-        seen: dict[str, list[ImageMoments]] = {name: [] for name in self.names}
+        """Run all batches in eval mode; return the moments, and the logits if every output is logits."""
+        collected: dict[str, list[ImageMoments]] = {name: [] for name in self.names}
         logits = []
         with evaluation_mode(self.model):
             for batch in batches:
@@ -171,15 +169,15 @@ class Monitor(nn.Module):
                         output = forward(self.model, batch)
                 logits.append(_logits(output, moments.images))
                 for name, part in moments.items():
-                    seen[name].append(part)
+                    collected[name].append(part)
         if not logits:
             raise BadInput("a monitor needs reference images, found none")
         joined = {
             name: ImageMoments(torch.cat([m.mean for m in parts]), torch.cat([m.std for m in parts]))
-            for name, parts in seen.items()
+            for name, parts in collected.items()
         }
-        given = [part for part in logits if part is not None]
-        return joined, torch.cat(given) if len(given) == len(logits) else None
+        known = [part for part in logits if part is not None]
+        return joined, torch.cat(known) if len(known) == len(logits) else None
 
     def calibrate(
         self,
@@ -188,10 +186,10 @@ class Monitor(nn.Module):
         kinds: Iterable[str],
         severities: Iterable[int] = (1, 3, 5),
     ) -> Monitor:
-        """Learn to estimate the accuracy, from labeled images under known corruptions.
+        """Fit the accuracy estimate on labeled images under known corruptions; return the monitor.
 
         Args:
-            batches: (images, labels), held out from training; a few hundred images are enough.
+            batches: Batches (images, labels), held out from training; a few hundred images are enough.
             corrupt: `corrupt(x, kind, severity)`, such as `trimtab.data.corrupt`.
             kinds: The kinds of corruption to learn from.
             severities: Severities of each kind; clean images are always included.
@@ -203,7 +201,7 @@ class Monitor(nn.Module):
             images = [x if kind == "clean" else corrupt(x, kind, severity) for x, _ in labeled]
             moments, logits = self._observe(images)
             if logits is None:
-                raise BadInput("the accuracy can only be estimated of a model that returns logits")
+                raise BadInput("the accuracy can be estimated only for a model that returns logits")
             features = self.drift.features({n: moments[n] for n in self.names}, logits)
             rows.append(features.double().cpu().numpy())
             accuracy.append(float((logits.argmax(1).cpu() == labels).double().mean()))
@@ -242,10 +240,10 @@ class Monitor(nn.Module):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the state, without the model; a restarted process continues from it with `Monitor.load`.
+        """Write the state, without the model; `Monitor.load` continues from it.
 
         Args:
-            path: A safetensors file, replaced whole or not at all.
+            path: The safetensors file to write, replaced atomically.
         """
         about = {
             "model": _digest(self.model), "fraction": self.fraction, "alarm_rate": self.drift.alarm_rate,
@@ -283,13 +281,13 @@ class Monitor(nn.Module):
 
 
 def _logits(output: Any, images: int) -> Tensor | None:
-    """What a model returned, if it is logits: (N, classes) or (N, classes, ...)."""
+    """Return a model's output if it is logits, (N, classes) or (N, classes, ...), else None."""
     is_logits = isinstance(output, Tensor) and output.dim() >= 2 and len(output) == images
     return output.detach() if is_logits else None
 
 
 def _digest(model: nn.Module) -> str:
-    """Hash all tensors of a model: with other weights or statistics the reference no longer holds."""
+    """Hash all tensors of a model; the reference moments are valid only for these."""
     return norm.state_digest({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
 
 

@@ -5,18 +5,19 @@ Idea      every branch b runs its own pass; at early layers l the channel moment
 
               d_bl(x) = KL( N(m, v) || N(mu_bl, sigma_bl^2) ), averaged over channels,
 
-          and the branch that describes the image best predicts it. With `reference` images of each branch's
-          kind, linear discriminant analysis of the features log d weighs them: w(x) = posterior of the kinds.
-          `blend=True` mixes in between: p(y|x) = sum_b w_b(x) p_b(y|x).
-Papers    the choice that AdvBN (appendix A.3) leaves to an oracle per data set, main or auxiliary BN, and
-          "Intriguing properties of adversarial training" leaves open for Mixture BN, clean or adversarial
+          and the branch with the smallest sum_l log d_bl predicts. With `reference` images for each branch,
+          the weights w(x) of the branches are the posterior of a linear discriminant analysis of log d, and
+          the largest wins. `blend=True` averages the predictions: p(y|x) = sum_b w_b(x) p_b(y|x).
+Papers    AdvBN (appendix A.3) lets an oracle choose between main and auxiliary BN for each data set;
+          "Intriguing properties of adversarial training" leaves open how to choose between the clean and the
+          adversarial branch of Mixture BN
 Norm      branch b, source "running", update off, for each branch in turn
 Cost      one forward pass per branch (their early parts cannot be shared: each normalizes differently)
-Careful   a router is no defense. It recognizes the images it was shown; an attacker who knows it
-          differentiates through the weights (`blend=True` is differentiable), or stays on the branch that is
-          easier to attack. Quote the accuracy under that attack, and the worst branch. Per image its error
-          is that of telling two distributions apart by one sample: per batch it is much smaller, but then
-          an image's output depends on its batch. Measured: docs/results/router.md.
+Careful   a router is no defense. It recognizes the kinds of images in its reference; an attacker who
+          knows it differentiates through the weights (`blend=True` is differentiable), or stays on the
+          branch that is easier to attack. Quote the accuracy under that attack, and the worst branch. A
+          choice per image is often wrong, since it rests on one sample; per batch it is much more
+          reliable, but then an image's output depends on its batch. Measured: docs/results/router.md.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from trimtab.runtime import require_usable
 from trimtab.types import BadInput
 
 SHRINKAGE = 0.1
-"""Fraction of the average variance in the features' pooled covariance."""
+"""Weight of the identity (times the average variance) in the estimate of the pooled covariance."""
 
 
 class Router(Adapting):
     """A copy of a model that predicts each image, or each batch, with the branch that describes it best.
 
     Args:
-        model: A model with branches, or one that packs give branches to; it is not changed.
+        model: A model with branches, or any model if `packs` are given; it is not changed.
         packs: Packs or their files by branch name, each loaded into a branch of that name; the model's own
             branches if None.
-        reference: Batches of images of each branch's kind by its name, unlabeled; without it the nearest
-            branch wins.
+        reference: Unlabeled batches of the images that each branch is for, by branch name; if None, the
+            nearest branch wins.
         per: "image", or "batch": one choice for the whole batch, which is then coupled.
         blend: Mix the branches' predictions by their weights instead of choosing one.
-        layers: How many layers to compare at; the first half of those that the branches differ in if None.
+        layers: Number of layers to compare, from the first; by default half of those in all branches.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Router(Adapting):
         self.names = self._sensors(layers)
         self.weight: Tensor
         self.bias: Tensor
-        # Without a reference the score of a branch is minus the sum of its log distances.
+        # Without a reference, a branch scores minus the sum of its log distances.
         nearest = -torch.eye(len(self.branches)).repeat_interleave(len(self.names), 1)
         nearest = nearest.to(next(model.parameters(), nearest).device)
         self.register_buffer("weight", nearest)  # (branches, branches * layers)
@@ -129,19 +130,19 @@ class Router(Adapting):
                 logits.append(self.model(x))
             statistics = norm.running(self.model, branch)
             for name in self.names:
-                image, branch_moments = moments[name], statistics[name]
-                kl = norm.divergence(image.mean, image.std**2, branch_moments.mean, branch_moments.var)
+                of_image, of_branch = moments[name], statistics[name]
+                kl = norm.divergence(of_image.mean, of_image.std**2, of_branch.mean, of_branch.var)
                 columns.append(kl.clamp(min=1e-8).log())
         return torch.stack(columns, 1), logits
 
     def _sensors(self, count: int | None) -> list[str]:
-        """Name the first layers that all branches normalize with statistics of their own."""
-        sets = [set(norm.running(self.model, branch)) for branch in self.branches]
-        names = [name for name in norm.layers(self.model) if all(name in each for each in sets)]
+        """Return the names of the first layers that all branches normalize with statistics of their own."""
+        shared = set.intersection(*(set(norm.running(self.model, branch)) for branch in self.branches))
+        names = [name for name in norm.layers(self.model) if name in shared]
         if not names:
             raise BadInput("the branches have no layer in common whose statistics could be compared")
         if count is not None and count < 1:
-            raise BadInput(f"a router compares at 1 layer or more, found {count}")
+            raise BadInput(f"a router compares 1 layer or more, found {count}")
         return names[: count or max(1, len(names) // 2)]
 
     @torch.no_grad()
@@ -183,11 +184,12 @@ def route(
     """Return a copy of `model` that chooses between its branches, or between packs, without labels.
 
     Args:
-        model: A model with branches, or one that packs give branches to; it is not changed.
+        model: A model with branches, or any model if `packs` are given; it is not changed.
         packs: Packs or their files by branch name; the model's own branches if None.
-        reference: Unlabeled batches of images of each branch's kind, by its name; a few hundred are enough.
+        reference: Unlabeled batches of the images that each branch is for, by branch name; a few hundred
+            images are enough.
         per: "image", or "batch": one choice for the whole batch.
         blend: Mix the branches' predictions by their weights instead of choosing one.
-        layers: How many layers to compare at; the first half of those that the branches differ in if None.
+        layers: Number of layers to compare, from the first; by default half of those in all branches.
     """
     return Router(model, packs, reference, per=per, blend=blend, layers=layers)

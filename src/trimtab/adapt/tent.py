@@ -4,18 +4,19 @@ Idea      normalize with the batch's own statistics, and descend
 
               L(x) = mean_i H(softmax f(x_i)),   H(p) = -sum_k p_k log p_k
 
-          in gamma and beta of every batch-norm layer; a batch is predicted by the pass that precedes its
-          update, so adapting costs no further pass
+          in gamma and beta of every batch-norm layer; the pass that gives L also gives the predictions, so
+          a batch is predicted before it changes the model
 Paper     Wang et al. 2021, "Tent: fully test-time adaptation by entropy minimization"; Adam with 1e-3 on
           CIFAR (batches of 200), SGD with momentum 0.9 and 2.5e-4 on ImageNet (batches of 64)
 Norm      source "batch", update off; gamma and beta are replaced by adapted copies
 Cost      one forward and one backward pass per step
-Careful   entropy is also minimal where every image is given one class: with large steps, small or
+Careful   entropy is also minimal when every image is assigned the same class: with large steps, small or
           class-sorted batches TENT collapses, and looks ever more confident. `alarm` reports falling entropy
-          with concentrating predictions; `reset` undoes all of it. Images of a batch, and all batches before
-          it, change a prediction: attack it with `attacks.ThroughBatch` and `attacks.CoBatch`. A pass that
-          is differentiated (an attack's) predicts with the present gamma and beta and updates nothing: the
-          attacker's gradient is exact, for a batch is predicted before it is learned from.
+          with concentrating predictions; `reset` returns to the source parameters. A prediction depends on
+          the other images of the batch and on all batches before it: attack it with `attacks.ThroughBatch`
+          and `attacks.CoBatch`. A pass whose input requires gradients (an attack's) uses the current gamma
+          and beta and updates nothing. The attacker's gradient is exact, since the update comes after the
+          prediction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from trimtab.runtime import require_logits
 from trimtab.types import BadInput, number
 
 WINDOW = 256
-"""Predictions that the collapse alarm compares: the first ones since a reset, and the latest."""
+"""Number of predictions on each side of the collapse alarm: the first since a reset, and the latest."""
 OPTIMIZERS = ("adam", "sgd")
 
 
@@ -71,7 +72,7 @@ class Tent(Adapting):
         self._names = [name for name, p in self.model.named_parameters() if id(p) in layers]
         if not self._names:
             raise BadInput("this model's batch-norm layers have no gamma and beta to adapt")
-        for k, name in enumerate(self._names):  # buffers: whoever guards a model restores them
+        for k, name in enumerate(self._names):  # as buffers, so that `runtime.guard` restores them
             value = self.model.get_parameter(name).detach().clone()
             self.register_buffer(f"affine{k}", value.requires_grad_(True))
         self.steps, self.episodic = steps, episodic
@@ -101,7 +102,7 @@ class Tent(Adapting):
                     require_logits(z, "; nothing was adapted")
                 entropy = torch.special.entr(z.softmax(1)).sum(1)  # (N,)
                 self._step(entropy.mean())
-        self._watch(entropy.detach(), z.detach())
+        self._record(entropy.detach(), z.detach())
         return z.detach()
 
     def _affine(self) -> list[Tensor]:
@@ -124,7 +125,8 @@ class Tent(Adapting):
 
     # ---- collapse -------------------------------------------------------------------------------------
 
-    def _watch(self, entropy: Tensor, z: Tensor) -> None:
+    def _record(self, entropy: Tensor, z: Tensor) -> None:
+        """Store the entropy and the class of each prediction, which `alarm` compares."""
         self._classes = z.shape[1]
         pairs = list(zip(entropy.tolist(), z.argmax(1).tolist(), strict=True))
         self._first += pairs[: max(WINDOW - len(self._first), 0)]
@@ -157,31 +159,31 @@ class Tent(Adapting):
         return self
 
     def snapshot(self) -> TentSnapshot:
-        """Return the present state, for `rollback`."""
+        """Return the current state, for `rollback`."""
         affine = [value.detach().clone() for value in self._affine()]
         return TentSnapshot(affine, deepcopy(self._optimizer.state_dict()), [*self._first], [*self._latest])
 
     @torch.no_grad()
     def rollback(self, snapshot: TentSnapshot) -> None:
         """Restore the state of a `snapshot`."""
-        for value, before in zip(self._affine(), snapshot.affine, strict=True):
-            value.copy_(before)
+        for value, saved in zip(self._affine(), snapshot.affine, strict=True):
+            value.copy_(saved)
         self._optimizer.load_state_dict(deepcopy(snapshot.optimizer))
         self._first, self._latest = [*snapshot.first], [*snapshot.latest]
 
     def reset(self) -> None:
         """Return to the source parameters, such as when the domain changes."""
-        first, latest = self._first, self._latest
-        self.rollback(self._source)
-        if self.episodic:  # what it predicts is watched over episodes
-            self._first, self._latest = first, latest
+        source = self._source
+        if self.episodic:  # every batch starts with a reset, which the collapse alarm must outlast
+            source = source._replace(first=self._first, latest=self._latest)
+        self.rollback(source)
 
 
 def _summary(window: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Mean entropy, and the effective number of predicted classes: the exponential of their entropy."""
     counts = torch.bincount(torch.tensor([label for _, label in window])).double()
-    spread = float(torch.special.entr(counts / counts.sum()).sum())
-    return sum(entropy for entropy, _ in window) / len(window), math.exp(spread)
+    class_entropy = float(torch.special.entr(counts / counts.sum()).sum())
+    return sum(entropy for entropy, _ in window) / len(window), math.exp(class_entropy)
 
 
 def tent(
