@@ -34,12 +34,12 @@ def radius(p: ArrayLike, sigma: float) -> Floats:
 
 
 def max_radius(sigma: float, n: int, alpha: float) -> float:
-    """Return the radius if all n samples agree: no image can be certified beyond it."""
+    """Return the radius if all n samples agree, the largest that n samples can certify."""
     return float(radius(alpha ** (1 / n), sigma))
 
 
 def needed(n: int, alpha: float) -> int:
-    """Return the smallest count whose lower bound exceeds one half: P(Bin(n, 1/2) >= k) < alpha."""
+    """Return the smallest count k of n that certifies (p_lower > 1/2): P(Bin(n, 1/2) >= k) < alpha."""
     if 0.5**n >= alpha:
         raise BadInput(
             f"{n} samples can never certify at alpha {alpha:g}, even if all agree; "
@@ -49,18 +49,18 @@ def needed(n: int, alpha: float) -> int:
 
 
 def hopeless(n: int, alpha: float, checks: ArrayLike, probability: float) -> NDArray[np.int64]:
-    """Return, for each number of samples in `checks`, the count up to which `certify` abstains early.
+    """Return, for each number of samples m in `checks`, the largest hit count at which `certify` gives up.
 
-    Samples are exchangeable: of n samples with K hits the first m contain a hypergeometric number of hits,
-    whatever the class probabilities. An image that n samples would certify has K >= needed, and loses its
-    certificate with at most `probability`, over all checks together. With probability 0 it is given up only
-    when hits in all remaining samples would not suffice.
+    Samples are exchangeable: if n samples contain K hits, the number of hits among the first m is
+    hypergeometric, whatever the class probabilities. An image that n samples would certify has K >= needed,
+    and loses its certificate with at most `probability`, over all checks together. With probability 0 an
+    image is given up only when hits in all remaining samples would not suffice.
 
     Args:
-        n: Samples in all.
+        n: Total number of samples.
         alpha: Probability that a certificate is wrong.
-        checks: Numbers of samples after which is checked.
-        probability: Of abstaining early on an image that n samples would certify.
+        checks: Numbers of samples after which the hits are checked.
+        probability: Probability of giving up an image that n samples would certify.
     """
     m = np.atleast_1d(np.asarray(checks))
     k = needed(n, alpha)

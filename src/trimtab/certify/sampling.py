@@ -2,17 +2,17 @@
 
 **Noise.** The samples of an image come in blocks of `BLOCK`; each block has its own generator, seeded by
 (seed, id, block number). So a sample does not depend on the batch size, the order of the images or the
-number of threads, and any part of a run can be repeated alone. All samples of an image are independent: its
-blocks have distinct seeds by construction (torch's generator uses 32 bits of a seed; hashing the block
-number into it would let two blocks of an image collide occasionally). Sharing noise *between* images would
-be sound for each certificate and cheaper, but would correlate their errors; antithetic or otherwise
-balanced samples would not be binomial. Neither is done.
+number of threads, and any part of a run can be reproduced by itself. All samples of an image are
+independent: its blocks have distinct seeds by construction (torch's generator uses 32 bits of a seed; if the
+block number were hashed, two blocks of an image could collide). Sharing noise *between* images would be
+cheaper and each certificate would still be sound, but their errors would be correlated; with antithetic or
+otherwise balanced samples the counts would not be binomial. Neither is done.
 
-**Speed.** Noise is filled into contiguous rows of (height, width, channel), which seen as (channel,
-height, width) are channels-last: filling a channels-last tensor directly takes ten times as long. Sampling
-uses one core only, so two threads run in parallel with half of the cores each. Each has its own copy of
-the network (folded, channels-last), since a forward pass may store values on its modules. Blocks of several
-images share a batch; predictions are copied from the device once per round.
+**Speed.** Noise is sampled into contiguous (N, H, W, C) tensors and viewed as channels-last (N, C, H, W):
+sampling into a channels-last tensor directly takes ten times as long. Sampling uses one core only, so two
+threads run in parallel with half of the cores each. Each has its own copy of the network (folded,
+channels-last), since a forward pass may store values on its modules. Blocks of several images share a
+batch; predictions are copied from the device once per round.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ BATCH_ON_CPU, BATCH_ELSEWHERE = 50, 1000
 """Default batch sizes. Larger batches are slower on a CPU, which then allocates new memory pages."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with the name of the phase, the number of samples done (or spared), and their total."""
+"""Called with the name of the phase, the number of samples done (or skipped), and their total."""
 Piece: TypeAlias = tuple[int, int, int]
 """An image (its position in the call), a block number, and the number of samples to take from the block."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Classifies noisy copies of `images`."""
+    """Classify noisy copies of `images`, in batches and in parallel."""
 
     images: Tensor
     """(N, H, W, C): channels last, any number of dimensions in between."""
@@ -66,26 +66,26 @@ class Sampler:
     advance: Callable[[int], None]
     """Called with the number of samples done since the last call."""
 
-    def count(self, which: NDArray[np.int64], first_block: int, n: int) -> NDArray[np.int64]:
-        """Return how often each class is predicted for n samples of each image: (len(which), classes).
+    def count(self, positions: NDArray[np.int64], first_block: int, n: int) -> NDArray[np.int64]:
+        """Return how often each class is predicted for n samples of each image: (images, classes).
 
         Args:
-            which: Positions of the images.
+            positions: Positions of the images in `images`.
             first_block: The block that the samples start with.
             n: Samples per image.
         """
         predicted = []
-        for classes in self.pool.map(self._classify, self._batches(which, first_block, n)):
+        for classes in self.pool.map(self._classify, self._batches(positions, first_block, n)):
             predicted.append(classes)
             self.advance(len(classes))
-        owners = torch.arange(len(which), device="cpu").repeat_interleave(n)
-        cells = owners * self.classes + torch.cat(predicted).cpu()
-        return cells.bincount(minlength=len(which) * self.classes).view(-1, self.classes).numpy()
+        rows = torch.arange(len(positions), device="cpu").repeat_interleave(n)
+        cells = rows * self.classes + torch.cat(predicted).cpu()
+        return cells.bincount(minlength=len(positions) * self.classes).view(-1, self.classes).numpy()
 
-    def _batches(self, which: NDArray[np.int64], first_block: int, n: int) -> Iterator[list[Piece]]:
+    def _batches(self, positions: NDArray[np.int64], first_block: int, n: int) -> Iterator[list[Piece]]:
         pieces = (
             (image, first_block + done // BLOCK, min(BLOCK, n - done))
-            for image in which.tolist()
+            for image in positions.tolist()
             for done in range(0, n, BLOCK)
         )
         while batch := list(islice(pieces, max(1, self.batch_size // BLOCK))):
@@ -94,11 +94,11 @@ class Sampler:
     @torch.no_grad()
     def _classify(self, batch: list[Piece]) -> Tensor:
         noisy = [self._noisy(*piece) for piece in batch]
-        rows = (noisy[0] if len(noisy) == 1 else torch.cat(noisy)).movedim(-1, 1)  # (n, C, H, W)
+        x = (noisy[0] if len(noisy) == 1 else torch.cat(noisy)).movedim(-1, 1)  # (n, C, H, W)
         network = self.networks.get()
         try:
             return retry_halved(
-                lambda size: torch.cat([_predictions(network, part) for part in rows.split(size)]),
+                lambda size: torch.cat([_predictions(network, part) for part in x.split(size)]),
                 self.batch_size,
             )
         finally:
@@ -115,14 +115,14 @@ def gaussian(
 ) -> Tensor:
     """Return one block of an image's noise; block numbers may be negative."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    source = rng.seeded((rng.key(seed, id) + block) % 2**32)
-    return torch.empty(*shape, dtype=wide, device="cpu").normal_(0, sigma, generator=source).to(dtype)
+    generator = rng.seeded((rng.key(seed, id) + block) % 2**32)
+    return torch.empty(*shape, dtype=wide, device="cpu").normal_(0, sigma, generator=generator).to(dtype)
 
 
-def _predictions(network: nn.Module, rows: Tensor) -> Tensor:
-    # For a single row BLAS uses another kernel, which rounds differently; so a single row is doubled.
-    alone = len(rows) == 1
-    return network(torch.cat([rows, rows]) if alone else rows).argmax(1)[: len(rows)]
+def _predictions(network: nn.Module, x: Tensor) -> Tensor:
+    # For a single image BLAS uses another kernel, which rounds differently; so a single image is doubled.
+    logits: Tensor = network(torch.cat([x, x]) if len(x) == 1 else x)
+    return logits.argmax(1)[: len(x)]
 
 
 @contextmanager
@@ -155,9 +155,9 @@ def sampler(
         batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
     counts(batch_size=batch_size)
     # The probe is independent of x: how the networks are built must not depend on the images.
-    source = rng.seeded(0)
-    probe = torch.rand(4, *x.shape[1:], generator=source, device="cpu")
-    probe = (probe + sigma * torch.randn(probe.shape, generator=source, device="cpu")).to(x)
+    generator = rng.seeded(0)
+    probe = torch.rand(4, *x.shape[1:], generator=generator, device="cpu")
+    probe = (probe + sigma * torch.randn(probe.shape, generator=generator, device="cpu")).to(x)
     require_usable(model, probe)
     networks: SimpleQueue[nn.Module] = SimpleQueue()
     try:
