@@ -3,8 +3,8 @@
 The encoder is the front of a network up to a named module, with fixed weights. The decoder mirrors it like
 AdaIN's (Huang and Belongie 2017): reflection padding, 3x3 convolutions, nearest upsampling, no
 normalization. It is trained with the pixel error and a small total variation, as in AdvBN's public code.
-Training is not bit-identical with other thread counts or on another machine, so a decoder is identified by
-how it was trained, not by its weights: a set can be resumed on any machine.
+Its weights depend on the thread count and the machine, so a decoder is identified by how it was trained, not
+by its weights: the construction of a set can then be resumed on any machine.
 
     VGG-19 of torchvision     Autoencoder.of(trimtab.load("torchvision:vgg19+pretrained"), "net.features.20")
     ResNet, the paper's second variant        cut after its first stage, "net.layer1"
@@ -28,7 +28,7 @@ from trimtab.runtime.fingerprint import digest, of_model
 from trimtab.types import BadInput, at_least
 
 VERSION = 1
-"""Of the training of decoders; part of how one is identified."""
+"""Version of the decoder training, a part of `Autoencoder.recipe`."""
 
 
 class Decoder(nn.Sequential):
@@ -37,7 +37,7 @@ class Decoder(nn.Sequential):
     Args:
         features: Channels C of the features.
         channels: Channels of the images.
-        doublings: Number k of times that height and width double.
+        doublings: Number k of times that height and width are doubled.
     """
 
     def __init__(self, features: int, channels: int, doublings: int) -> None:
@@ -56,8 +56,8 @@ class Decoder(nn.Sequential):
         )
 
 
-def _conv(incoming: int, outgoing: int) -> list[nn.Module]:
-    return [nn.ReflectionPad2d(1), nn.Conv2d(incoming, outgoing, 3), nn.ReLU()]
+def _conv(in_channels: int, out_channels: int) -> list[nn.Module]:
+    return [nn.ReflectionPad2d(1), nn.Conv2d(in_channels, out_channels, 3), nn.ReLU()]
 
 
 class Autoencoder(nn.Module):
@@ -66,7 +66,7 @@ class Autoencoder(nn.Module):
     Args:
         encoder: The front of a network, which is not trained.
         decoder: Maps its features back to images.
-        rectified: Whether the feature is non-negative (a ReLU's output): the perturbed one is then rectified.
+        rectified: Whether the features are non-negative (a ReLU's output), as they must stay when perturbed.
     """
 
     recipe = ""
@@ -82,9 +82,11 @@ class Autoencoder(nn.Module):
         """Cut `model` after the module `name`; the decoder is untrained."""
         require_usable(model)
         front, _ = models.cut(model, name)
-        spec = model.spec if isinstance(model, models.Pixels) else None
-        if spec is None:
-            raise BadInput("the encoder's model must know its input; wrap it with trimtab.models.wrap")
+        if not isinstance(model, models.Pixels):
+            raise BadInput(
+                "the encoder's model must declare its input size; wrap it with trimtab.models.wrap"
+            )
+        spec = model.spec
         front = norm.clone(front).eval().requires_grad_(False)  # the given model is not modified
         like = next(front.parameters())
         with torch.no_grad():
@@ -140,7 +142,7 @@ def train_decoder(
         lr: Learning rate of Adam.
         variation: Weight of the total variation.
         seed: Seed of the order of the images.
-        progress: Called with the number of epochs done, and of all epochs.
+        progress: Called as `progress(epochs_done, epochs)`.
     """
     at_least(1, epochs=epochs)
     batch_size = min(batch_size, len(images))
@@ -150,7 +152,7 @@ def train_decoder(
     like = next(auto.decoder.parameters())
     error = 0.0
     for epoch in range(epochs):
-        sum_of_losses = 0.0
+        total = 0.0
         for batch in loader.at(epoch):
             x = batch.x.to(like.device, like.dtype)
             decoded = auto.decode(auto.encode(x), x.shape[2:])
@@ -159,8 +161,8 @@ def train_decoder(
             optimizer.zero_grad()
             (loss + variation * total_variation).backward()
             optimizer.step()
-            sum_of_losses += float(loss.detach())
-        error = sum_of_losses / len(loader)
+            total += float(loss.detach())
+        error = total / len(loader)
         if progress is not None:
             progress(epoch + 1, epochs)
     auto.decoder.eval()
@@ -185,7 +187,7 @@ def trained_autoencoder(
         folder: Folder of the cached decoder.
         epochs: Training epochs of the decoder.
         seed: Seed of its weights and of the order of the images.
-        progress: Called with the number of epochs done, and of all epochs.
+        progress: Called as `progress(epochs_done, epochs)`.
     """
     auto = Autoencoder.of(model, cut, seed)
     about = {"model": of_model(model), "branch": norm.active_branch(model), "cut": cut, "version": VERSION}

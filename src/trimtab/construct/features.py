@@ -1,23 +1,22 @@
 """D_R and D_NR: images with the features that a network computes for a reference image.
 
 Idea      from a start image x0 of another class, descend ||g(x) - g(x_ref)||_2, g the penultimate feature;
-          the result has those features of x_ref that this network uses. A robust network gives D_R, a
+          the result shares with x_ref the features that this network uses. A robust network gives D_R, a
           standard one D_NR
 Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), sections 4.2, B.3 and E
 Steps     1000 of 0.1 along the l2-normalized gradient, unbounded, clipped to [0, 1], no random start
 Label     that of x_ref (Ilyas et al.), or the network's prediction on the result (the LIGS authors' code)
-Gradient  straight-through at the last activation before g: a feature that is zero must be able to become
+Gradient  straight-through at the last activation before g, so that a feature that is zero can become
           positive
-Norm      running statistics of the branch in use, not updated
+Norm      running statistics of the active branch, not updated
 Cost      `steps` forward/backward passes to the image
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -64,7 +63,7 @@ class FeatureMatch:
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return images with the features of `batch`, and their labels; the start images are from the set."""
+        """Return images with the features of `batch`, and their labels; the start images are in `images`."""
         check_images(batch.x, batch.y)
         positions = partners(images, batch, seed, self.start == "other label")
         start = images.take(positions).x.to(batch.x)
@@ -77,16 +76,16 @@ class FeatureMatch:
 
 
 def partners(images: Images, batch: Batch, seed: int, other_label: bool) -> Tensor:
-    """Return the position in `images` of each start image.
+    """Return the position in `images` of the start image of each image of `batch`.
 
-    The set is shuffled by the seed; an image starts from the one at the position of its id, or with
-    `other_label` from the next one of a different label.
+    It is element i mod N of a seeded permutation of the N images, for the image with id i; with
+    `other_label`, the next element whose label differs.
     """
     n = len(images)
     order = rng.permutation(n, seed, _PARTNER)
-    places = batch.ids.cpu() % n
+    indices = batch.ids.cpu() % n
     if not other_label:
-        return order[places]
+        return order[indices]
     labels, y = images.labels.cpu(), batch.y.cpu()
     if bool((labels == labels[0]).all()):
         raise BadInput(
@@ -94,11 +93,11 @@ def partners(images: Images, batch: Batch, seed: int, other_label: bool) -> Tens
             'classes, or start="any"'
         )
     for _ in range(n):
-        same = labels[order[places]] == y
+        same = labels[order[indices]] == y
         if not bool(same.any()):
             break
-        places = torch.where(same, (places + 1) % n, places)
-    return order[places]
+        indices = torch.where(same, (indices + 1) % n, indices)
+    return order[indices]
 
 
 def match(
@@ -110,12 +109,12 @@ def match(
     """
     features = accelerate(straight_through(models.penultimate(model)), start)
     with torch.no_grad():
-        goal = features(reference)
+        target = features(reference)
     x = start.detach().clone()
     for _ in range(steps):
         x.requires_grad_(True)
         with torch.enable_grad():
-            distance = (features(x) - goal).flatten(1).norm(dim=1).sum()
+            distance = (features(x) - target).flatten(1).norm(dim=1).sum()
             (grad,) = torch.autograd.grad(distance, x)
         x = x.detach() - step * unit(grad)
         x = x.clamp(0, 1) if eps is None else project(x, start, L2(eps))
@@ -131,37 +130,38 @@ class StraightThrough(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activation(x); its backward pass returns the gradient unchanged."""
-        y: Tensor = x + (self.activation(x.clone()) - x).detach()  # it may be in-place
+        y: Tensor = x + (self.activation(x.clone()) - x).detach()  # x.clone(): it may be in-place
         return y
 
 
 class _Call(nn.Module):
-    """A function or method call of a traced graph, as a module of one tensor."""
+    """A module that applies a function or method call of a traced graph to one tensor."""
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()
         self.node = node
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the result of the call for x."""
-        rest, options = self.node.args[1:], self.node.kwargs
+        """Return the result of the call with x as its first argument."""
+        args, kwargs = self.node.args[1:], self.node.kwargs
         if self.node.op == "call_method":
-            y: Tensor = getattr(x, str(self.node.target))(*rest, **options)
+            y: Tensor = getattr(x, str(self.node.target))(*args, **kwargs)
         else:
-            y = self.node.target(x, *rest, **options)  # type: ignore[operator]
+            y = self.node.target(x, *args, **kwargs)  # type: ignore[operator]
         return y
 
 
 def straight_through(features: nn.Module) -> nn.Module:
     """Return a copy of a traced network whose last activation has the straight-through gradient.
 
-    That is the last activation, of any class, on every path from the image to the output: neither a gate of
-    a squeeze-excite block nor an activation inside a residual branch. A network without one is returned
-    unchanged, with a warning.
+    This is the last activation, of any class, that lies on every path from the image to the output: neither
+    a gate of a squeeze-excite block nor an activation inside a residual branch. A network without one is
+    returned unchanged, with a warning.
     """
     copied = norm.clone(features)
     graphs = [module for module in copied.modules() if isinstance(module, fx.GraphModule)]
-    if not sum(_replace_last(module) for module in graphs):
+    replaced = [_replace_last(module) for module in graphs]  # a list: replace in every graph
+    if not any(replaced):
         warnings.warn(
             "no activation is on every path to the penultimate feature, so there is no straight-through "
             "gradient; features that are zero at the start may stay zero",
@@ -171,7 +171,7 @@ def straight_through(features: nn.Module) -> nn.Module:
 
 
 def _replace_last(module: fx.GraphModule) -> bool:
-    """Replace the last dominating activation of a graph; return False if there is none."""
+    """Replace the last activation that dominates the output of a graph; return False if there is none."""
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     for node in reversed(module.graph.nodes):
         activation = _activation(module, node)
@@ -230,17 +230,12 @@ def is_activation(layer: nn.Module) -> bool:
 
 def _dominates(node: fx.Node, output: fx.Node) -> bool:
     """Return whether every path from an input of the graph to its output goes through `node`."""
-    return not any(node.op == "placeholder" for node in _upstream(output, node))
-
-
-def _upstream(output: fx.Node, without: fx.Node) -> Iterator[fx.Node]:
-    """Yield all nodes that `output` depends on other than through `without`."""
-    waiting: list[Any] = [output]
-    seen = {without, output}
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for before in node.all_input_nodes:
-            if before not in seen:
-                seen.add(before)
-                waiting.append(before)
+    stack, seen = [output], {node, output}
+    while stack:  # everything that `output` depends on other than through `node`
+        current = stack.pop()
+        if current.op == "placeholder":
+            return False
+        new = set(current.all_input_nodes) - seen
+        seen |= new
+        stack += new
+    return True

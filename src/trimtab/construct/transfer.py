@@ -1,8 +1,8 @@
 """Transferability of features: how well target networks classify images made with a source network.
 
-Features are extracted from each source by any construction: by matching its penultimate feature, as in
-D_R and D_NR (LIGS paper, table 3 and appendix B.3), unless another is given. Each target is scored against
-the source's own prediction on the constructed image: the true label would limit the score of a weak source.
+Images are constructed with each source: by default with the same penultimate features as a reference image,
+as in D_R and D_NR (LIGS paper, table 3 and appendix B.3). A target is scored against the source's own
+prediction on the constructed image, since the true label would limit the score of a weak source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def transfer(
         sources: Networks that the images are constructed with, by name.
         targets: Networks that classify them.
         images: The set whose features are extracted.
-        method: The construction, which labels its images; by default `FeatureMatch(label="network")`.
+        method: The construction, which also labels its images; by default `FeatureMatch(label="network")`.
         batch_size: Images per batch.
         seed: Seed of the construction.
     """
