@@ -20,7 +20,7 @@ from benchmarks import race
 from benchmarks.race import Asked, Row, Run, Times, compare
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
 from trimtab.data.corruptions.apply import AT_ONCE, FUNCTIONS
-from trimtab.data.corruptions.filters import Chance
+from trimtab.data.corruptions.filters import ImageRNG
 from trimtab.data.corruptions.tables import constants as constants_of
 
 OURS = {32: 256, 224: 12}
@@ -87,7 +87,7 @@ def whole_and_bare(names: Sequence[str], size: int) -> dict[str, Run]:
                 for number, part in enumerate(parts):
                     ids = list(range(number * len(parts[0]), number * len(parts[0]) + len(part)))
                     levels = FUNCTIONS[name](
-                        part.mul(255).round(), Chance(0, ids, 0, part.device), *constants
+                        part.mul(255).round(), ImageRNG(0, ids, 0, part.device), *constants
                     )
                     levels.floor().clamp(0, 255) / 255
 

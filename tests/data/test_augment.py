@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trimtab import rng
 from trimtab.data import Loader, augmix
-from trimtab.data.augment import crop, flip, jitter, parsed, random_resized_crop, rotate
+from trimtab.data.augment import crop, flip, jitter, parse_augment, random_resized_crop, rotate
 from trimtab.data.sets import ImageSet, from_arrays
 from trimtab.types import BadInput
 
@@ -89,7 +89,7 @@ def test_rotate_is_pillows_rotation_inside_the_image(size: tuple[int, int]) -> N
 
 def test_a_jitter_beyond_black_is_refused() -> None:
     with pytest.raises(BadInput, match=r"out of range; the usual strength is jitter:0\.25"):
-        parsed(["jitter:2"])
+        parse_augment(["jitter:2"])
 
 
 def test_random_resized_crop_of_a_ramp_is_a_ramp_inside_it() -> None:

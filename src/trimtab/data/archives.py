@@ -1,8 +1,8 @@
 """Archives, read without unpacking them.
 
-Members are read one by one into memory and never written to disk, so an archive has no way to place a file
-anywhere. One that tries (a path outside its folder, a link, a device) is refused all the same: it is not what
-its publisher made.
+Members are read one by one into memory and never written to disk, so an archive cannot place a file
+anywhere. One that holds a path outside its folder, a link or a device is refused all the same, since it is
+not what its publisher made.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ from trimtab.types import BadInput
 
 Wanted: TypeAlias = Callable[[str], object]
 LARGEST = 2**30
-"""No file in a published archive unpacks to more bytes than this."""
+"""Largest size in bytes of an unpacked file; no published file is larger."""
 
 
 def members(path: Path, is_wanted: Wanted) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted files of a tar or zip archive, in the archive's order."""
+    """Yield name and content of the wanted files of a tar or zip archive, in the archive's order.
+
+    Args:
+        path: The archive.
+        is_wanted: Called with the name of each file.
+    """
     path = existing(path)
     with reading(path, "a tar or zip archive"):
-        read = _zip_members if zipfile.is_zipfile(path) else _tar_members
-        if read is _tar_members and not tarfile.is_tarfile(path):
-            raise ValueError
+        is_zip = zipfile.is_zipfile(path)
+        if not is_zip and not tarfile.is_tarfile(path):
+            raise ValueError  # `reading` turns it into BadInput
+    read = _zip_members if is_zip else _tar_members
     try:
         with reading(path):
             yield from read(path, is_wanted)
-    except NotImplementedError as problem:  # a way to compress or encrypt that nobody here speaks
+    except NotImplementedError as problem:  # an unsupported compression or encryption
         raise BadInput(f"{path} cannot be read: {problem}") from None
 
 
@@ -53,7 +59,7 @@ def _zip_members(path: Path, is_wanted: Wanted) -> Iterator[tuple[str, bytes]]:
             kind = member.external_attr >> 28  # the file type of a unix mode: 0 unset, 4 folder, 8 file
             _refuse_unsafe(path, member.filename, special=kind not in (0, 4, 8))
             if not member.is_dir() and is_wanted(member.filename):
-                _refuse_large(path, member.filename, member.file_size)  # more is never unpacked
+                _refuse_large(path, member.filename, member.file_size)  # zipfile unpacks no more than this
                 yield member.filename, archive.read(member)
 
 

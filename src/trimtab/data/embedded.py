@@ -2,8 +2,8 @@
 
 800 training images of each of ten classes, evenly spaced through the original training set, and 200 test
 images of each from the original test set, in their original order, 28x28, gray. They lie in two PNG
-mosaics, 100 images to a row, that anyone can look at; the labels are the digits in each file's `labels`
-text (tests/data/test_sample.py makes them again). Fashion-MNIST is copyright 2017 Zalando SE, MIT license:
+mosaics, 100 images to a row, that any viewer opens; the labels are the digits in each file's `labels` text
+(tests/data/test_sample.py rebuilds both). Fashion-MNIST is copyright 2017 Zalando SE, MIT license:
 see sample/LICENSE.
 """
 
@@ -27,7 +27,7 @@ PER_CLASS = {"train": 800, "test": 200}
 
 
 def sample(split: str = "test") -> ImageSet:
-    """One of the two splits."""
+    """Return the "train" or the "test" split."""
     if split not in PER_CLASS:
         raise BadInput(f"the sample has no split {split!r}; it has {' and '.join(PER_CLASS)}")
     with as_file(files("trimtab.data") / "sample" / f"{split}.png") as path:

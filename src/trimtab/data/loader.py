@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trimtab import rng
 from trimtab.data.adapters import DataLoaderSet
-from trimtab.data.augment import PAIRS, RESIZED_CROP, SINGLE, boxes, parsed
+from trimtab.data.augment import PAIRS, RESIZED_CROP, SINGLE, boxes, parse_augment
 from trimtab.data.folder import FolderSet, ahead
 from trimtab.data.sets import Batch, Images, as_float
 from trimtab.types import BadInput
@@ -55,7 +55,7 @@ class Loader:
     """Leave out a last batch that is smaller than the others."""
 
     def __post_init__(self) -> None:
-        parsed(self.augment)
+        parse_augment(self.augment)
         if not 1 <= self.batch_size <= (len(self.images) if self.drop_last else self.batch_size):
             raise BadInput(f"batches of {self.batch_size} cannot be made from {len(self.images)} images")
         if not 0 <= self.rank < self.world:
@@ -88,14 +88,14 @@ class Loader:
 
     def _part(self, whole: Tensor) -> Tensor:
         """This process's positions among those of a batch, and a partner for the last if images are mixed."""
-        n, mixed = len(whole), bool(parsed(self.augment)[1])
+        n, mixed = len(whole), bool(parse_augment(self.augment)[1])
         part = torch.arange(n * self.rank // self.world, n * (self.rank + 1) // self.world + mixed)
         return whole[part % n]  # each image's partner follows it, the first one's precedes the last
 
     @property
     def _crops(self) -> float | None:
         """The strength of crops of whole pictures, which only their files hold; none if there are none."""
-        singles = parsed(self.augment)[0]
+        singles = parse_augment(self.augment)[0]
         whole = isinstance(self.images, FolderSet) and singles and singles[0][0] == RESIZED_CROP
         return singles[0][1] if whole else None
 
@@ -107,7 +107,7 @@ class Loader:
 
     def _batch(self, batch: int, positions: Tensor, read: Callable[[], tuple[Tensor, Tensor]]) -> Batch:
         """The images at these positions, augmented and mixed."""
-        singles, pairs = parsed(self.augment)
+        singles, pairs = parse_augment(self.augment)
         ids = self.images.ids[positions]
         pixels, y = read()
         for place, (name, strength) in list(enumerate(singles))[self._crops is not None :]:

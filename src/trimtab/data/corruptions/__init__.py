@@ -5,11 +5,11 @@ Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corr
 gray or color, instead of fetching sets of files.
 
 - **Constants** are the published ones (`tables`): those of CIFAR-10-C for small images, of ImageNet-C for
-  large ones. The nearer table is chosen; `table=32` or `table=224` insists.
+  large ones. The nearer table is chosen, unless `table` is given (32 or 224).
 - **Eight bits.** The published sets are 8-bit files: values are rounded to k/255 on the way in and cut to
   k/255 on the way out, as there. No gradient flows.
-- **Chance** is a function of (seed, id, corruption, severity). An image gets the same corruption, to the
-  bit, whatever shares its batch.
+- **Random numbers** depend on (seed, id, corruption, severity) alone. The corrupted image is bit-identical
+  in any batch.
 - **Frost** needs pictures of ice, and the official ones have no stated license. By default they are grown
   (`ice`), with the brightness and contrast of the photographs; `frost_textures=folder` uses the official
   files. Say which, wherever a number on frost is quoted.

@@ -1,4 +1,4 @@
-"""The one way in: images, the name of a corruption and a severity, to corrupted images."""
+"""`corrupt`: apply a corruption, by name and severity, to a batch of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trimtab import rng
 from trimtab.data.corruptions import blur, digital, noise, spatter, weather
-from trimtab.data.corruptions.filters import Chance
+from trimtab.data.corruptions.filters import ImageRNG
 from trimtab.data.corruptions.tables import CORRUPTIONS, EXTRA_CORRUPTIONS, SIZES, constants, table_for
 from trimtab.types import BadInput
 
@@ -19,12 +19,12 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     name: next(getattr(module, name) for module in _MODULES if hasattr(module, name))
     for name in CORRUPTIONS + EXTRA_CORRUPTIONS
 }
-"""Each corruption is the function of that name."""
+"""The function of each corruption, which has its name."""
 
 _ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
-LEAST = 28  # pixels a side, from which corruptions are defined
-AT_ONCE = 1 << 19  # values: what fits the processor's cache together with the intermediate results
-_ALMOST = 1e-3  # of a level: what arithmetic may lose of a whole one before it is cut off
+LEAST = 28  # smallest side of images, in pixels
+AT_ONCE = 1 << 19  # values per chunk, which fits the processor's cache together with intermediate results
+_ALMOST = 1e-3  # added before rounding down to whole levels, so that 127.9999 becomes 128
 
 
 @torch.no_grad()
@@ -37,11 +37,16 @@ def corrupt(
     frost_textures: str | Path | None = None,
     table: int | None = None,
 ) -> Tensor:
-    """Images under one corruption at severity 1 to 5, of the same shape, dtype and device.
+    """Return corrupted images, of the same shape, dtype and device.
 
-    `x` is (N, C, H, W), in [0, 1] or uint8; `ids` are the images' indices in their set (0..N-1 of this call
-    if absent), `frost_textures` is the folder of the official pictures of ice, `table` names the constants:
-    32 or 224, by the images' size if absent.
+    Args:
+        x: Images (N, C, H, W), in [0, 1] or uint8.
+        name: The corruption, one of CORRUPTIONS or EXTRA_CORRUPTIONS.
+        severity: 1 to 5.
+        seed: Seed of the random numbers.
+        ids: The images' indices in their set, on which their random numbers depend; 0..N-1 if None.
+        frost_textures: Folder of the official photographs of ice; generated textures if None.
+        table: The published constants, 32 or 224; those nearer to the images' size if None.
     """
     _check(x, name, severity, table)
     severity = int(severity)
@@ -55,13 +60,13 @@ def corrupt(
     for start in range(0, len(x), step):
         part = slice(start, start + step)
         levels = x[part] if name in _ON_BYTES and x.dtype == torch.uint8 else _levels(x[part])
-        chance = Chance(seed, listed[part], stream, x.device)
-        _store(FUNCTIONS[name](levels, chance, *arguments, **extra), out[part])
+        random = ImageRNG(seed, listed[part], stream, x.device)
+        _store(FUNCTIONS[name](levels, random, *arguments, **extra), out[part])
     return out
 
 
 def takes(channels: int, height: int, width: int) -> bool:
-    """Whether corruptions are defined for such images."""
+    """Return whether corruptions are defined for images of this shape."""
     return channels in (1, 3) and min(height, width) >= LEAST
 
 
@@ -82,7 +87,7 @@ def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
 
 
 def _levels(x: Tensor) -> Tensor:
-    """Pixels as whole levels 0..255, float32, contiguous."""
+    """Return pixels as whole levels 0..255, float32, contiguous."""
     if x.dtype == torch.uint8:
         return x.contiguous().float()
     levels = x.float().mul(255).round_().contiguous()
@@ -96,7 +101,7 @@ def _levels(x: Tensor) -> Tensor:
 
 
 def _store(levels: Tensor, out: Tensor) -> None:
-    """Cut to whole levels and write as pixels; uint8 levels are whole already."""
+    """Round down to whole levels and write them to `out` as pixels; uint8 levels are whole already."""
     if levels.is_floating_point():
         levels = levels.add_(_ALMOST).floor_().clamp_(0, 255)
         if out.dtype == torch.uint8:

@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import Chance, gaussian, motion, zoomed
+from trimtab.data.corruptions.filters import ImageRNG, gaussian, motion, zoomed
 
 
-def gaussian_blur(x: Tensor, chance: Chance, sigma: float) -> Tensor:
+def gaussian_blur(x: Tensor, rng: ImageRNG, sigma: float) -> Tensor:
     """Gaussian smoothing; `sigma` in pixels."""
     return gaussian(x, sigma)
 
 
-def motion_blur(x: Tensor, chance: Chance, radius: float, sigma: float) -> Tensor:
+def motion_blur(x: Tensor, rng: ImageRNG, radius: float, sigma: float) -> Tensor:
     """A trail along a random direction within 45 degrees of the horizontal."""
-    return motion(x, radius, sigma, chance.uniform().mul_(90).sub_(45))
+    return motion(x, radius, sigma, rng.uniform().mul_(90).sub_(45))
 
 
-def zoom_blur(x: Tensor, chance: Chance, stop: float, step: float) -> Tensor:
+def zoom_blur(x: Tensor, rng: ImageRNG, stop: float, step: float) -> Tensor:
     """The mean of the image and its enlargements by 1, 1 + step, ... below `stop`."""
     factors = np.arange(1, stop, step)
     total = 2 * x  # the image itself, and its enlargement by 1
@@ -32,7 +32,7 @@ def zoom_blur(x: Tensor, chance: Chance, stop: float, step: float) -> Tensor:
     return total / (len(factors) + 1)
 
 
-def defocus_blur(x: Tensor, chance: Chance, radius: float, softness: float) -> Tensor:
+def defocus_blur(x: Tensor, rng: ImageRNG, radius: float, softness: float) -> Tensor:
     """The mean over a disc whose rim is softened; the border is mirrored about the border pixels."""
     height, width = x.shape[-2:]
     disc = _disc(radius, softness)
@@ -68,12 +68,12 @@ def _fft_size(least: int) -> int:
     return scipy.fft.next_fast_len(least, real=True)
 
 
-def glass_blur(x: Tensor, chance: Chance, sigma: float, reach: float, rounds: float) -> Tensor:
+def glass_blur(x: Tensor, rng: ImageRNG, sigma: float, reach: float, rounds: float) -> Tensor:
     """Smooth, let every pixel take the place of a near one `rounds` times, smooth again."""
     x = gaussian(x, sigma).add_(1e-3).floor_()
     reach, side = int(reach), 2 * int(reach)
     for draw in range(int(rounds)):
-        cell = chance.uniform(*x.shape[-2:], draw=draw).mul_(side * side).floor_().long()
+        cell = rng.uniform(*x.shape[-2:], draw=draw).mul_(side * side).floor_().long()
         x = scatter_pixels(x, cell // side - reach, cell % side - reach, reach)
     return gaussian(x, sigma)
 

@@ -1,4 +1,4 @@
-"""Digital: brightness, contrast, saturation, elastic map, coarse pixels, JPEG."""
+"""Digital corruptions: brightness, contrast, saturation, elastic transform, pixelation, JPEG."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import Chance, gaussian, sample
+from trimtab.data.corruptions.filters import ImageRNG, gaussian, sample
 
 
-def contrast(x: Tensor, chance: Chance, factor: float) -> Tensor:
-    """Each channel is drawn towards its mean."""
+def contrast(x: Tensor, rng: ImageRNG, factor: float) -> Tensor:
+    """Move each channel towards its mean."""
     # Levels are whole numbers, so the sum in double precision is exact in every order.
     mean = x.sum(dim=(2, 3), keepdim=True, dtype=torch.float64) / (x.shape[2] * x.shape[3])
     return (x * factor).add_((mean * (1 - factor)).float())
 
 
-def brightness(x: Tensor, chance: Chance, amount: float) -> Tensor:
-    """The value of HSV is raised, hue and saturation stay: channels are scaled alike, black turns gray."""
+def brightness(x: Tensor, rng: ImageRNG, amount: float) -> Tensor:
+    """Raise the value of HSV; hue and saturation stay: channels are scaled alike, black turns gray."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + 255 * amount).clamp_(max=255)
     return torch.where(value > 0, x * (raised / value), raised)
 
 
-def saturate(x: Tensor, chance: Chance, factor: float, offset: float) -> Tensor:
-    """The saturation of HSV is scaled and shifted, hue and value stay; a one-channel image does not change.
+def saturate(x: Tensor, rng: ImageRNG, factor: float, offset: float) -> Tensor:
+    """Scale and shift the saturation of HSV; hue and value stay. A gray image is returned as it is.
 
     The distances of the channels from their maximum are in proportion to the saturation; a gray pixel has hue
     0 by convention and turns red when the saturation is shifted.
@@ -43,25 +43,25 @@ def saturate(x: Tensor, chance: Chance, factor: float, offset: float) -> Tensor:
     return value - torch.where(saturation > 0, below * (target / saturation), red)
 
 
-def elastic_transform(x: Tensor, chance: Chance, strength: float, smoothness: float, affine: float) -> Tensor:
-    """A random affine map, then a smooth random displacement; lengths are fractions of the short side."""
+def elastic_transform(x: Tensor, rng: ImageRNG, strength: float, smoothness: float, affine: float) -> Tensor:
+    """Apply a random affine map and a smooth random displacement; lengths are fractions of the short side."""
     height, width = x.shape[-2:]
     side = min(height, width)
     ys, xs = torch.meshgrid(
         torch.arange(height, device=x.device), torch.arange(width, device=x.device), indexing="ij"
     )
     if affine:
-        shifts = chance.uniform(3, 2).mul_(2 * affine * side).sub_(affine * side)
+        shifts = rng.uniform(3, 2).mul_(2 * affine * side).sub_(affine * side)
         x = affine_map(x, shifts, ys, xs)
     if strength:
-        fields = chance.uniform(2, height, width, draw=1).mul_(2).sub_(1)
+        fields = rng.uniform(2, height, width, draw=1).mul_(2).sub_(1)
         fields = gaussian(fields, smoothness * side, truncate=3.0, border="reflect").mul_(strength * side)
         x = sample(x, ys + fields[:, 1], xs + fields[:, 0])
     return x
 
 
 def affine_map(x: Tensor, shifts: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
-    """The affine map that moves three corners of the central square by `shifts`, (N, 3, 2) in (x, y)."""
+    """Apply the affine map that moves three corners of a central square by `shifts`, (N, 3, 2) in (x, y)."""
     height, width = x.shape[-2:]
     reach = min(height, width) // 3
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]) * reach
@@ -74,22 +74,22 @@ def affine_map(x: Tensor, shifts: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
     return sample(x, read[:, 1], read[:, 0], mirror_centers=True)
 
 
-def pixelate(x: Tensor, chance: Chance, factor: float) -> Tensor:
-    """Reduced by box averages, as Pillow takes them, and enlarged by repetition."""
+def pixelate(x: Tensor, rng: ImageRNG, factor: float) -> Tensor:
+    """Shrink by box averages, as Pillow does, and enlarge by nearest neighbor."""
     height, width = x.shape[2:]
-    x = _box_means(x, int(height * factor)).transpose(2, 3).contiguous()  # rows are far quicker to pick
+    x = _box_means(x, int(height * factor)).transpose(2, 3).contiguous()  # rows are far faster to select
     x = _box_means(x, int(width * factor)).to(torch.uint8)
     return _repeated(_repeated(x, width).transpose(2, 3).contiguous(), height)
 
 
 def _repeated(x: Tensor, rows: int) -> Tensor:
-    """As many rows by repetition."""
+    """Enlarge to this number of rows by nearest neighbor."""
     centers = (torch.arange(rows, device=x.device) + 0.5) * (x.shape[2] / rows)
     return x.index_select(2, centers.long())
 
 
 def _box_means(x: Tensor, rows: int) -> Tensor:
-    """As many rows by means over boxes of neighboring ones, rounded to whole levels."""
+    """Shrink to this number of rows by means over boxes of rows, rounded to whole levels."""
     members, weights = _boxes(x.shape[2], rows)
     total = x.new_full((*x.shape[:2], rows, x.shape[3]), 0.5)
     for member, weight in zip(members.to(x.device), weights.to(x.device), strict=True):
@@ -99,7 +99,7 @@ def _box_means(x: Tensor, rows: int) -> Tensor:
 
 @cache
 def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
-    """The pixels of each box (those whose center is inside) and their weights, both (largest box, short)."""
+    """Return each box's pixels (whose center is inside) and their weights, both (largest box, short)."""
     reach = long / short / 2
     away = (np.arange(long) + 0.5) - (np.arange(short)[:, None] + 0.5) * (long / short)  # (short, long)
     member = (away > -reach) & (away <= reach)
@@ -109,8 +109,8 @@ def _boxes(long: int, short: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.minimum(first + place, long - 1)), torch.from_numpy(weights).float()
 
 
-def jpeg_compression(x: Tensor, chance: Chance, quality: float) -> Tensor:
-    """Through Pillow's encoder and back, one by one: threads would wait for each other's turn in Python."""
+def jpeg_compression(x: Tensor, rng: ImageRNG, quality: float) -> Tensor:
+    """Encode and decode with Pillow, one image at a time: threads would only wait for each other's GIL."""
     images = torch.stack(x.to("cpu", torch.uint8).unbind(1), dim=-1).numpy()  # (N, H, W, C)
     coded = np.empty_like(images)
     for image, target in zip(images, coded, strict=True):

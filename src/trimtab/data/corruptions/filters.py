@@ -1,8 +1,7 @@
-"""What several corruptions are made of: chance, Gaussian smoothing, zoom, motion, sampling along a map.
+"""Shared by several corruptions: random numbers, Gaussian smoothing, zoom, motion blur, resampling.
 
-Inside this package images are levels 0..255 in float32, (N, C, H, W). Every function gives an image the same
-bits whatever shares its batch, which rules out some ways of computing it (sums split by the batch, batched
-FFTs).
+Inside this package images are levels 0..255 in float32, (N, C, H, W). The result for an image is
+bit-identical in any batch, which rules out some ways of computing it (sums split by the batch, batched FFTs).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ GRAY = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Chance:
-    """The random numbers of one corruption at one severity, a stream of its own for every image."""
+class ImageRNG:
+    """Random numbers for one corruption at one severity, with a separate stream for every image."""
 
     seed: int
     ids: Sequence[int]
@@ -33,11 +32,11 @@ class Chance:
     device: torch.device
 
     def uniform(self, *shape: int, draw: int = 0) -> Tensor:
-        """Uniform in [0, 1), (N, *shape)."""
+        """Return uniform numbers in [0, 1), (N, *shape)."""
         return rng.uniform(self._like(shape), self.seed, self.ids, rng.key(self.stream, draw))
 
     def normal(self, *shape: int, draw: int = 0) -> Tensor:
-        """Standard normal, (N, *shape)."""
+        """Return standard normal numbers, (N, *shape)."""
         return rng.normal(self._like(shape), self.seed, self.ids, rng.key(self.stream, draw))
 
     def _like(self, shape: tuple[int, ...]) -> Tensor:
@@ -45,25 +44,25 @@ class Chance:
 
 
 def gaussian(x: Tensor, sigma: float, truncate: float = 4.0, border: str = "nearest") -> Tensor:
-    """Gaussian smoothing of the last two dimensions, as SciPy's with the same border rule.
+    """Smooth the last two dimensions as SciPy's `gaussian_filter` with the same border rule does.
 
-    A one-dimensional filter with its border rule is a banded matrix, so smoothing is two products, exact at
-    the border; they are taken in blocks, which skip what is outside the band.
+    A one-dimensional filter with its border rule is a banded matrix, so smoothing is two matrix products,
+    computed in blocks to skip what is outside the band.
     """
     height, width = x.shape[-2:]
     radius = int(truncate * sigma + 0.5)
     rows = _gaussian_matrix(height, sigma, radius, border).to(x.device)
     columns = _gaussian_matrix(width, sigma, radius, border).to(x.device)
     half, out = torch.empty_like(x), torch.empty_like(x)
-    for here, read in _blocks(height, radius):
-        half[..., here, :] = rows[here, read] @ x[..., read, :]
-    for here, read in _blocks(width, radius):
-        out[..., here] = half[..., read] @ columns[here, read].T
+    for to, read in _blocks(height, radius):
+        half[..., to, :] = rows[to, read] @ x[..., read, :]
+    for to, read in _blocks(width, radius):
+        out[..., to] = half[..., read] @ columns[to, read].T
     return out
 
 
 def _blocks(size: int, radius: int, block: int = 64) -> Iterator[tuple[slice, slice]]:
-    """Blocks of outputs, and the inputs within `radius` of each."""
+    """Yield blocks of outputs, each with the inputs within `radius` of it."""
     for start in range(0, size, block):
         yield slice(start, start + block), slice(max(0, start - radius), start + block + radius)
 
@@ -85,7 +84,7 @@ def _gaussian_matrix(size: int, sigma: float, radius: int, border: str) -> Tenso
 
 
 def zoomed(x: Tensor, factor: float) -> Tensor:
-    """The middle of the image enlarged by `factor`, linearly, corner pixel on corner pixel."""
+    """Enlarge the middle of the image by `factor` (bilinear, corners aligned)."""
     height, width = x.shape[-2:]
     tall, wide = math.ceil(height / factor), math.ceil(width / factor)
     top, left = (height - tall) // 2, (width - wide) // 2
@@ -98,7 +97,7 @@ def zoomed(x: Tensor, factor: float) -> Tensor:
 
 
 def motion(x: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
-    """Motion blur as ImageMagick makes it: a one-sided Gaussian along each image's angle (N,), in degrees.
+    """Blur as ImageMagick's motion blur: a one-sided Gaussian along each image's angle (N,), in degrees.
 
     The trail is 2 radius + 1 whole-pixel shifts, edge pixels repeated. Shifts that fall on the same pixel
     are merged; a shift beyond the image ends the trail.
@@ -113,7 +112,7 @@ def motion(x: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
     top, left = max(0, -down.min()), max(0, -right.min())
     wide = F.pad(x, (left, max(0, right.max()), top, max(0, down.max())), mode="replicate")
     out = torch.zeros_like(x)
-    for image, source, shifts in zip(out, wide, zip(down, right, strict=True), strict=True):
+    for blurred, source, shifts in zip(out, wide, zip(down, right, strict=True), strict=True):
         trail: dict[tuple[int, int], float] = {}
         for dy, dx, weight in zip(*shifts, weights, strict=True):
             if abs(dy) >= height or abs(dx) >= width:
@@ -121,12 +120,12 @@ def motion(x: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
             trail[dy, dx] = trail.get((dy, dx), 0.0) + float(weight)
         for (dy, dx), weight in trail.items():
             y0, x0 = top + dy, left + dx
-            image.add_(source[:, y0 : y0 + height, x0 : x0 + width], alpha=weight)
+            blurred.add_(source[:, y0 : y0 + height, x0 : x0 + width], alpha=weight)
     return out
 
 
 def sample(x: Tensor, ys: Tensor, xs: Tensor, mirror_centers: bool = False) -> Tensor:
-    """Read the images at pixel positions (N, H, W), linearly, mirrored at the border.
+    """Read the images at pixel positions (N, H, W), bilinear, mirrored at the border.
 
     The mirror lies on the outer edge of the border pixels (SciPy's `reflect`) or, with `mirror_centers`, on
     their centers (OpenCV's `BORDER_REFLECT_101`).

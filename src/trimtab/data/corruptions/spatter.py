@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import GRAY, Chance, gaussian
+from trimtab.data.corruptions.filters import GRAY, ImageRNG, gaussian
 from trimtab.norm.moments import widest
 
 WATER = (175.0, 238.0, 238.0)
@@ -24,7 +24,7 @@ FAR = 20
 
 def spatter(
     x: Tensor,
-    chance: Chance,
+    rng: ImageRNG,
     mean: float,
     spread: float,
     smooth: float,
@@ -33,7 +33,7 @@ def spatter(
     mud: float,
 ) -> Tensor:
     """Smoothed noise above a threshold is drops of water, or splashes of mud."""
-    liquid = gaussian(chance.normal(*x.shape[-2:]).mul_(spread).add_(mean), smooth)  # (N, H, W)
+    liquid = gaussian(rng.normal(*x.shape[-2:]).mul_(spread).add_(mean), smooth)  # (N, H, W)
     if mud:
         cover = gaussian((liquid > threshold).float(), amount)
         cover = torch.where(cover < 0.8, 0.0, cover)[:, None]

@@ -12,7 +12,7 @@ Row = tuple[float, ...]
 Table = Mapping[str, tuple[Row, ...]]
 
 SIZES = (32, 224)
-"""Of the images that the tables of constants were made for: those of CIFAR-10-C and of ImageNet-C."""
+"""Image sizes of the two tables of constants: CIFAR-10-C's and ImageNet-C's."""
 
 CORRUPTIONS: tuple[str, ...] = (
     "gaussian_noise",
@@ -31,10 +31,10 @@ CORRUPTIONS: tuple[str, ...] = (
     "pixelate",
     "jpeg_compression",
 )
-"""The fifteen that every mean over corruptions is taken over, in the published order."""
+"""The fifteen corruptions of a mean corruption error, in the published order."""
 
 EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The four held back for validation; never part of a mean corruption error."""
+"""Four more for validation, never part of a mean corruption error."""
 
 
 @cache
@@ -42,14 +42,14 @@ def constants(size: int) -> Table:
     """Return, by corruption, the arguments of its function at severities 1 to 5.
 
     Args:
-        size: one of `SIZES`.
+        size: One of `SIZES`.
     """
     text = (files("trimtab.data.corruptions") / "constants.yaml").read_text()
     return {name: tuple(map(tuple, rows)) for name, rows in yaml.safe_load(text)[size].items()}
 
 
 def table_for(height: int, width: int) -> int:
-    """The table whose image size is nearer on a log scale: 32 up to a short side of 84 pixels, else 224.
+    """Return the table of the nearer size on a log scale: 32 up to a short side of 84 pixels, else 224.
 
     >>> table_for(28, 28), table_for(64, 64), table_for(96, 128)
     (32, 32, 224)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.data.corruptions.filters import GRAY, Chance, motion, zoomed
+from trimtab.data.corruptions.filters import GRAY, ImageRNG, motion, zoomed
 from trimtab.data.corruptions.ice import pictures
 
 
 def snow(
     x: Tensor,
-    chance: Chance,
+    rng: ImageRNG,
     mean: float,
     spread: float,
     zoom: float,
@@ -21,22 +21,22 @@ def snow(
     keep: float,
 ) -> Tensor:
     """Flakes fall over a whitened image: enlarged noise above a threshold, blurred downwards, seen twice."""
-    flakes = chance.normal(1, *x.shape[-2:]).mul_(spread).add_(mean)
+    flakes = rng.normal(1, *x.shape[-2:]).mul_(spread).add_(mean)
     flakes = zoomed(flakes, zoom)
     flakes = torch.where(flakes < threshold, 0.0, flakes.clamp(0, 1)).mul_(255)
-    flakes = motion(flakes, radius, sigma, chance.uniform(draw=1).mul_(90).sub_(135)).round_()
+    flakes = motion(flakes, radius, sigma, rng.uniform(draw=1).mul_(90).sub_(135)).round_()
     white = gray(x).mul_(1.5).add_(127.5)
     return (torch.maximum(x, white) - x).mul_(1 - keep).add_(x).add_(flakes).add_(flakes.flip(-2, -1))
 
 
 def frost(
-    x: Tensor, chance: Chance, keep: float, cover: float, scale: float, textures: str | None = None
+    x: Tensor, rng: ImageRNG, keep: float, cover: float, scale: float, textures: str | None = None
 ) -> Tensor:
     """A random piece of a picture of ice, laid over the image."""
     height, width = x.shape[-2:]
     ice = pictures(textures, height, width, scale)
     pieces = []
-    for which, down, right in chance.uniform(3).tolist():
+    for which, down, right in rng.uniform(3).tolist():
         picture = ice[int(which * len(ice))]
         top = int(down * (picture.shape[1] - height))
         left = int(right * (picture.shape[2] - width))
@@ -45,11 +45,11 @@ def frost(
     return (layer if x.shape[1] == 3 else gray(layer)).mul_(cover).add_(x, alpha=keep)
 
 
-def fog(x: Tensor, chance: Chance, thickness: float, decay: float) -> Tensor:
+def fog(x: Tensor, rng: ImageRNG, thickness: float, decay: float) -> Tensor:
     """Plasma clouds are added, and the range brought back to the image's own."""
     height, width = x.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
-    clouds = plasma(chance.uniform(side, side).mul_(2).sub_(1), decay)[:, None, :height, :width]
+    clouds = plasma(rng.uniform(side, side).mul_(2).sub_(1), decay)[:, None, :height, :width]
     brightest = x.amax(dim=(1, 2, 3), keepdim=True)
     return (x + clouds * (255 * thickness)) * (brightest / (brightest + 255 * thickness))
 

@@ -15,7 +15,7 @@ from trimtab import models, norm, rng
 from trimtab._accel import channels_last
 from trimtab.data import Images, as_set
 from trimtab.data import load as load_set
-from trimtab.data.augment import RESIZED_CROP, parsed
+from trimtab.data.augment import RESIZED_CROP, parse_augment
 from trimtab.data.folder import FolderSet
 from trimtab.data.loader import Loader
 from trimtab.data.sets import ImageSet
@@ -86,7 +86,7 @@ def training_sets(data: Any, recipe: Recipe) -> tuple[Images, Images | None]:
     """Return the images to train on, and the images held out to choose checkpoints by."""
     if data is None or isinstance(data, str):
         data = _loadable(data or recipe.data.name, "images")
-        cropped = [name for name, _ in parsed(recipe.data.augment)[0]][:1] == [RESIZED_CROP]
+        cropped = [name for name, _ in parse_augment(recipe.data.augment)[0]][:1] == [RESIZED_CROP]
         whole = load_set(data, "train", decoded=not cropped)
     else:
         whole = as_set(data)
