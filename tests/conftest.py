@@ -14,6 +14,9 @@ import torch
 # Tests run side by side; threads that wait for each other would only slow them. `other_cpus` asks for two.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
+# The console takes its width once, when it is first imported: the same one, whichever test imports it.
+os.environ["COLUMNS"] = "160"
+
 _operators = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     if not hasattr(torch.ops.torchvision, _name):

@@ -640,7 +640,7 @@ def test_a_checkpoint_that_does_not_know_its_images_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("trimtab.train._loop.fit.fingerprint", lambda images: "")
+        before.setattr("trimtab.train._loop.start.fingerprint", lambda images: "")
         stopped(tmp_path / "run", images())
     tensors, header = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")
     del header["progress"]["data"]

@@ -206,7 +206,15 @@ class Attack:
     def resolve(
         self, model: nn.Module, x: Tensor, y: Tensor, seed: int, ids: Tensor | Sequence[int] | None
     ) -> tuple[Attack, nn.Module]:
-        """Return the attack to make and the model to make it on: another for attacks that wrap one."""
+        """Return the attack to make and the model to make it on: another for attacks that wrap one.
+
+        Args:
+            model: The model that is attacked.
+            x: Clean images (N, C, H, W) in [0, 1].
+            y: Their labels (N,).
+            seed: Seed of random choices.
+            ids: The images' indices in their set; 0..N-1 if None.
+        """
         return self, model
 
     def scored(self, coupled: bool) -> str:

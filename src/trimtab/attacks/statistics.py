@@ -133,7 +133,11 @@ class RandomShifts:
         return shifts
 
     def shift(self, u: Tensor) -> norm.Shift:
-        """Return the shift of a layer from uniform random numbers (2, C)."""
+        """Return the shift of a layer.
+
+        Args:
+            u: Uniform random numbers in [0, 1), of shape (2, C): for the mean and for the std.
+        """
         raise NotImplementedError
 
 

@@ -287,8 +287,8 @@ def statistics_attacks(bench: Bench) -> dict[str, float]:
     names = {"random uniform": "uniform", "random signs": "random signs", "sign step (APART)": "sign step"}
     bench.uses(RandomUniform(0.1), RandomSign(0.1), SignStep(0.1))
     model, size = bench.network(STANDARD), BATCH[bench.scale.tables]
-    own = STANDARD.at(bench.scale, bench.seed).data.images
-    images = bench.images("train", bench.scale.test if own is None else own)
+    limit = STANDARD.at(bench.scale, bench.seed).data.images
+    images = bench.images("train", bench.scale.test if limit is None else limit)
     batches = [batch for batch in bench.batches(images, size) if len(batch.y) == size]
     radii, counts = (0.0, *ATTACK_RADII[bench.scale.tables]), ATTACK_GROUPS[bench.scale.tables]
     rows: dict[str, float] = {}
