@@ -55,3 +55,16 @@ def test_the_step_is_halved_where_at_most_three_quarters_of_the_steps_increase_t
     assert -1 <= start <= 1
     assert steps[:5] == pytest.approx([1.0] * 5)  # the first step of 2 eps reaches the border
     assert steps[5 : 5 + len(after)] == pytest.approx(after)
+
+
+def test_the_step_is_halved_where_the_best_loss_has_not_improved_since_the_last_checkpoint() -> None:
+    # The start is the best point. 4 of the 5 and 4 of the 4 steps before the checkpoints 5 and 9 increase the
+    # loss, so only the stalled best halves the step, from 2 to 1.
+    net = Scripted([-9, -4, -8, -7, -6.5, -6, -5.5, -5.4, -5.3, -5.2, -5.1], [1] * 11)
+    x, y = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    task = AttackTask(net, x, y, seed=0, ids=[0], coupled=False)
+    ascend(task, judge_clean(task), lambda z, rows: cw(z, y[rows]), Linf(EPS), steps=20, draw=0)
+    _, start, *steps = net.offsets
+    assert steps[:9] == pytest.approx([1.0] * 9)
+    momentum = 0.25 * (start - 1.0)
+    assert steps[9] == pytest.approx(start + 0.75 * (min(start + 1, 1.0) - start) + momentum)

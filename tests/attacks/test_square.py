@@ -35,3 +35,12 @@ def test_success_is_counted_in_queries(budget: Budget, queries: int) -> None:
     assert outcome.success.all()
     assert outcome.success_at.tolist() == [queries] * 2
     assert net.passes == 1 + queries  # the clean images are classified first
+
+
+def test_squares_shrink_after_the_published_queries() -> None:
+    """Table of the public code: p = 0.8 is halved after queries 10, 50, 200, ... of 10,000."""
+    x, attack = torch.zeros(1, 3, 32, 32), Square(Linf("8/255"), queries=10_000)
+    after = {1: 29, 10: 29, 11: 20, 50: 20, 51: 14, 200: 14, 201: 10, 8000: 2, 8001: 1}  # sqrt(p 32 32)
+    assert {query: attack._side(query, x) for query in after} == after
+    short = Square(Linf("8/255"), queries=1000)  # a tenth of the queries: after query 1, 5, 20, ...
+    assert [short._side(query, x) for query in (1, 2, 5, 6, 20, 21)] == [29, 20, 20, 14, 14, 10]

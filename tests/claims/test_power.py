@@ -18,6 +18,7 @@ from trimtab.claims.power import (
     mean,
     pack,
     power,
+    too_small,
     unpack,
 )
 from trimtab.claims.verdicts import REFUTED, REPRODUCED, Above
@@ -145,4 +146,4 @@ def test_an_effect_that_the_setting_cannot_show_is_underpowered():
     rows = [{"a": value} for value in (0.0, 0.05, 0.1)]
     weak, strong = (Above("a", 0.0, paper=paper).judge(rows) for paper in (0.1, 10.0))
     assert weak.detectable == pytest.approx(detectable(0.05, 3))
-    assert (weak.underpowered, strong.underpowered) == (True, False)
+    assert [too_small(judged.detectable, judged.paper) for judged in (weak, strong)] == [True, False]

@@ -16,25 +16,20 @@ from trimtab.report.tables import Estimate
 
 def test_scorecard_has_a_column_per_norm_state_and_the_running_one_comes_first() -> None:
     mixed = replace(card(), rows=tuple(reversed(card().rows)))
-    table = tables.scorecard(mixed)
-    assert table.header == (
-        "accuracy, or the named measure (95 % interval)",
-        "running",
-        str(FROZEN),
-        str(PER_BATCH),
-    )
-    assert {len(cells) for cells in table.rows} == {4}
+    drawn = tables.grid(mixed)
+    assert drawn.columns == ("running", str(FROZEN), str(PER_BATCH))
+    assert {len(line.cells) for line in drawn.lines} == {3}
 
 
 def test_scorecard_says_the_accuracy_and_its_interval() -> None:
     low, high = clopper_pearson(900, 1000)
-    (clean,) = (cells for cells in tables.scorecard(card()).rows if cells[0] == "clean")
-    assert clean[1] == f"90.0 % ({100 * low:.1f}–{100 * high:.1f})"
+    (clean,) = (line for line in tables.grid(card()).lines if line.name == "clean")
+    assert str(clean.cells[0]) == f"90.0 % ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def test_what_was_not_measured_is_left_empty() -> None:
-    (attacked,) = (cells for cells in tables.scorecard(card()).rows if cells[0].startswith("PGD-20"))
-    assert attacked[2:] == ("", "")
+    (attacked,) = (line for line in tables.grid(card()).lines if line.name.startswith("PGD-20"))
+    assert attacked.cells[1:] == (None, None)
 
 
 def test_seeds_are_averaged_and_their_intervals_joined() -> None:
@@ -47,9 +42,9 @@ def test_seeds_are_averaged_and_their_intervals_joined() -> None:
 def test_many_corruptions_are_shown_as_their_mean_and_the_worst() -> None:
     shares = (100, 200, 300, 400, 500, 600, 700)
     rows = tuple(row(corruption(f"kind {i}"), RUNNING, k) for i, k in enumerate(shares))
-    drawn = tables.scorecard(replace(card(), rows=rows))
-    assert [cells[0] for cells in drawn.rows] == ["mean of 7 corruptions", "worst of them"]
-    assert [cells[1][:6] for cells in drawn.rows] == ["40.0 %", "10.0 %"]
+    drawn = tables.short(tables.grid(replace(card(), rows=rows)))
+    assert [line.name for line in drawn.lines] == ["mean of 7 corruptions", "worst of them"]
+    assert [str(line.cells[0])[:6] for line in drawn.lines] == ["40.0 %", "10.0 %"]
 
 
 def corrupted(*names: str, correct: int = 500, state: BNMode = RUNNING) -> tuple[Row, ...]:

@@ -44,7 +44,7 @@ THREADS = 2
 BATCH_ON_CPU, BATCH_ELSEWHERE = 50, 1000
 """Default batch sizes. Larger batches are slower on a CPU, which then allocates new memory pages."""
 
-Progress: TypeAlias = Callable[[str, int, int], None]
+SampleProgress: TypeAlias = Callable[[str, int, int], None]
 """Called with the name of the phase, the number of samples done (or skipped), and their total."""
 Piece: TypeAlias = tuple[int, int, int]
 """An image (its position in the call), a block number, and the number of samples to take from the block."""
@@ -133,7 +133,7 @@ def sampler(
     sigma: float,
     seed: int,
     batch_size: int | None,
-    progress: Progress | None,
+    progress: SampleProgress | None,
     total: int,
 ) -> Iterator[Sampler]:
     """Yield a sampler of `total` samples of the images x (N, C, H, W); it runs copies of the model.
@@ -177,7 +177,7 @@ def sampler(
         yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
 
 
-def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+def _counter(progress: SampleProgress | None, total: int) -> Callable[[int], None]:
     done = 0
 
     def advance(samples: int) -> None:

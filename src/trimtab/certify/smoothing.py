@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from trimtab import rng
 from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
-from trimtab.certify.sampling import BLOCK, Progress, Sampler, sampler
+from trimtab.certify.sampling import BLOCK, SampleProgress, Sampler, sampler
 from trimtab.types import BadInput, counts, html_table, number, pretty
 
 VERSION = 1
@@ -116,7 +116,7 @@ def certify(
     statistics: str | None = None,
     give_up: float = 1e-6,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: SampleProgress | None = None,
 ) -> Certificates:
     """Return the smoothed classifier's class and certified l2 radius for each image.
 
@@ -194,7 +194,7 @@ def predict(
     ids: Tensor | Sequence[int] | None = None,
     *,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: SampleProgress | None = None,
 ) -> Tensor:
     """Return the smoothed classifier's class for each image, -1 where it is not significant at level alpha.
 

@@ -43,7 +43,7 @@ from trimtab.types import BadInput
 
 Subjects = Mapping[str, Net | tuple[Net, BNMode | None]]
 """Networks by name, those in a BN mode as (network, mode)."""
-Progress = Callable[[str, float], None]
+StudyProgress = Callable[[str, float], None]
 """Called with what is being made, and the fraction of it that is done."""
 
 STOP_EVERY = 20
@@ -69,7 +69,7 @@ class Bench:
     """Where everything is stored."""
     allowed: Sequence[Net] | None = None
     """The networks that the claim declared; None allows any."""
-    progress: Progress | None = None
+    progress: StudyProgress | None = None
     """Called while networks are trained and sets are made."""
     published: Path | None = None
     """Folder of networks that were published with the results: they are loaded, not trained again."""

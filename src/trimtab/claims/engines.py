@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.claims.bench import Bench, Progress, paused
+from trimtab.claims.bench import Bench, StudyProgress, paused
 from trimtab.claims.claim import Claim, everything
 from trimtab.claims.nets import Net, closure
 from trimtab.claims.scales import Scale, scale_of
@@ -74,7 +74,7 @@ class Unit:
             return {*self.networks}
         return {net.key(self.at, self.seed) for net in self.networks[self.network].needs(self.at)}
 
-    def bench(self, progress: Progress | None = None) -> Bench:
+    def bench(self, progress: StudyProgress | None = None) -> Bench:
         """Return the bench that it runs on."""
         shelf = Path(self.published) if self.published else None
         until = time.monotonic() + LONGEST
@@ -101,7 +101,7 @@ class Done:
     """Whether it was stopped, by the file PAUSE or after `LONGEST`."""
 
 
-def perform(unit: Unit, progress: Progress | None = None) -> Done:
+def perform(unit: Unit, progress: StudyProgress | None = None) -> Done:
     """Train the network of a unit, or measure its claim; an error is part of the outcome."""
     import torch
 
@@ -147,7 +147,7 @@ def with_networks(units: Sequence[Unit]) -> Iterator[Unit]:
 
 
 def run(
-    units: Sequence[Unit], engine: str = "local", workers: int = 1, progress: Progress | None = None
+    units: Sequence[Unit], engine: str = "local", workers: int = 1, progress: StudyProgress | None = None
 ) -> Iterator[Done]:
     """Run measurements with the networks that they need; yield outcomes as they arrive.
 
@@ -200,7 +200,7 @@ Submit = tuple[Callable[[Unit], "Future[Done]"], float]
 
 
 @contextmanager
-def local(units: Sequence[Unit], workers: int, progress: Progress | None) -> Iterator[Submit]:
+def local(units: Sequence[Unit], workers: int, progress: StudyProgress | None) -> Iterator[Submit]:
     """Run units in this process, or in several that end with it."""
 
     def here(unit: Unit) -> Future[Done]:
@@ -228,7 +228,7 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def ray(units: Sequence[Unit], workers: int, progress: Progress | None) -> Iterator[Submit]:
+def ray(units: Sequence[Unit], workers: int, progress: StudyProgress | None) -> Iterator[Submit]:
     """Run units as tasks on Ray; at the paper's scale each requires a GPU, if the cluster has any."""
     try:
         import ray as cluster

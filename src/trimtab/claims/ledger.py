@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.claims import engines
-from trimtab.claims.bench import Progress, locked
+from trimtab.claims.bench import StudyProgress, locked
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Done, Unit
 from trimtab.claims.result import NOT_YET, Result, from_json, plain, to_json
@@ -48,7 +48,7 @@ def run(
     engine: str = "local",
     workers: int = 1,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: StudyProgress | None = None,
     on_done: Callable[[Done, int, int], None] | None = None,
 ) -> list[Result]:
     """Measure the missing seeds of claims and judge them; the files are complete at every moment.

@@ -11,6 +11,7 @@ from typing import Any
 
 from trimtab.claims import ledger, plan
 from trimtab.claims.claim import everything
+from trimtab.claims.power import too_small
 from trimtab.claims.result import summary
 from trimtab.claims.scales import OUT_OF_REACH, WAVE1, scale_of
 from trimtab.claims.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, TOO_WEAK
@@ -153,7 +154,7 @@ def detected(part: Entry) -> str:
     effect, paper = part["detectable effect"], part["the paper's effect"]
     if effect is None:
         return ""
-    weak = ", underpowered" if paper is not None and effect > paper / 2 else ""
+    weak = ", underpowered" if too_small(effect, paper) else ""
     return f"{effect:.3f}{'' if paper is None else f', the paper has {paper:.3f}'}{weak}"
 
 

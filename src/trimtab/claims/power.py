@@ -1,6 +1,7 @@
 """Detectable effects, and standard errors over training seeds and test images.
 
     detectable         the smallest effect that a paired test over n seeds finds with probability 0.8
+    too_small          whether that is more than half of the paper's effect
     holm               which of several p-values are rejected, the family-wise error controlled
     crossed_error      a standard error over training seeds *and* test images
     PerImage           a mean that keeps its per-image values
@@ -56,6 +57,11 @@ def detectable(std: float, n: int, level: float = 0.95, at: float = POWER) -> fl
         return 0.0
     standard = optimize.brentq(lambda effect: power(effect, 1.0, n, level) - at, 0, 1000)
     return float(standard * std)
+
+
+def too_small(effect: float | None, paper: float | None) -> bool:
+    """Return whether a setting whose detectable effect this is cannot show half of the paper's."""
+    return effect is not None and paper is not None and effect > paper / 2
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:

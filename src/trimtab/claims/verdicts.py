@@ -22,7 +22,7 @@ counted ("4 of 6").
                                 claim with no other parts has this verdict
 
 One unit has no interval: inconclusive. `detectable` says what effect a test can find, with a probability of
-0.8; where that is more than half of the paper's effect, the setting is too small (`underpowered`).
+0.8; where that is more than half of the paper's effect, the setting is too small (`power.too_small`).
 
 Chance: a directional test of no effect is confirmed by chance in at most 2.5 % of cases, and an effect of
 just the smallest size of interest refuted in 2.5 %; for equivalence both are 5 %.
@@ -85,12 +85,6 @@ class Judgement:
     """The paper's effect."""
     over: str = "units"
     """What the interval is over: "units", or "seeds and images"."""
-
-    @property
-    def underpowered(self) -> bool:
-        """Whether the detectable effect exceeds half of the paper's."""
-        known = self.detectable is not None and self.paper is not None
-        return known and self.detectable > self.paper / 2  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

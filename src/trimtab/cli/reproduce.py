@@ -72,7 +72,7 @@ class Reproduce:
 
     def _show_plan(self, selected: list[Claim]) -> None:
         """Print the budget and, before any number is known, the smallest effects that can be found."""
-        from trimtab.claims import plan
+        from trimtab.claims import plan, power
 
         budget = plan.budget(selected, self.scale, self.out, self.seeds)
         console.say(f"Budget at scale {self.scale}: {budget}.")
@@ -81,7 +81,7 @@ class Reproduce:
             paper = {str(test): getattr(test, "paper", None) for test in claim.tests}
             for test, effect in plan.detectable_before(claim, self.scale, self.out).items():
                 known = paper[test]
-                weak = "too small" if known is not None and effect > known / 2 else ""
+                weak = "too small" if power.too_small(effect, known) else ""
                 rows.append([claim.id, test, f"{effect:.3f}", f"{known:.3f}" if known else "", weak])
         if rows:
             columns = ["id", "test", "detectable", "the paper's", "setting"]

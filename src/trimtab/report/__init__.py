@@ -14,9 +14,9 @@ from trimtab.report.page import Extras, page
 from trimtab.report.panel import Panel, stored_panel
 from trimtab.report.pictures import Gallery, Picture
 from trimtab.report.sentences import verdict
-from trimtab.report.tables import Table, comparison, scorecard
+from trimtab.report.tables import Table, comparison
 
 __all__ = [
     "Advice", "Extras", "Gallery", "Panel", "Picture", "Table", "advice", "comparison", "gather", "page",
-    "pictures", "plots", "scorecard", "stored_panel", "verdict",
+    "pictures", "plots", "stored_panel", "verdict",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ from trimtab.evaluate.store import DEFAULT
 from trimtab.evaluate.suites import SAMPLE
 from trimtab.report import plots
 from trimtab.report.page import Extras
-from trimtab.report.panel import Progress, stored_panel
+from trimtab.report.panel import PanelProgress, stored_panel
 from trimtab.report.pictures import Gallery, examples
 from trimtab.report.sentences import harshest
 from trimtab.report.tables import names
@@ -65,7 +65,7 @@ def gather(
     store: Store | str | Path = DEFAULT,
     sample: int = 256,
     steering: bool = True,
-    progress: Progress | None = None,
+    progress: PanelProgress | None = None,
 ) -> Extras:
     """Return the extras of one model's page. Trials are stored, so a second call is quick.
 

@@ -37,7 +37,7 @@ SAMPLE, VERSION = 128, 1
 """Images that accuracies are measured on, and the version of what is stored."""
 BUDGET = 60.0
 """Seconds that all passes may take."""
-Progress = Callable[[float, str], None]
+PanelProgress = Callable[[float, str], None]
 _UNIT, _OTHER = 32, 255
 """Log-probabilities are kept in steps of 1/32; this number stands for a class that never leads."""
 
@@ -92,7 +92,7 @@ class Panel:
 
 
 def stored_panel(
-    model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE, progress: Progress | None = None
+    model: nn.Module, data: Any, folder: Path, limit: int = SAMPLE, progress: PanelProgress | None = None
 ) -> Panel | None:
     """Return the panel of a model, from a folder if it is there; None if it would take too long.
 
@@ -120,7 +120,7 @@ def panel(
     batch: Batch,
     classes: Sequence[str],
     budget: float = BUDGET,
-    progress: Progress | None = None,
+    progress: PanelProgress | None = None,
 ) -> Panel | None:
     """Measure the panel of a model; None if even few positions would take longer than the budget.
 
@@ -154,7 +154,7 @@ def _measured(
     y: Tensor,
     classes: Sequence[str],
     grid: Grid,
-    progress: Progress | None,
+    progress: PanelProgress | None,
 ) -> Panel:
     images = {
         (name, severity): corrupt(batch.x, name, severity, ids=batch.ids) if severity else batch.x

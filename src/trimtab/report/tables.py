@@ -186,14 +186,6 @@ def short(whole: Grid) -> Grid:
     return Grid(whole.columns, (*rest, *summary))
 
 
-def scorecard(card: Card) -> Table:
-    """Return the card as text: conditions down, BN modes across."""
-    summary = short(grid(card))
-    rows = tuple((line.name, *(str(cell or "") for cell in line.cells)) for line in summary.lines)
-    header = ("accuracy, or the named measure (95 % interval)", *summary.columns)
-    return Table(f"{card.model}, {card.measured_on}", header, rows)
-
-
 def figures(card: Card) -> Table:
     """Return the scalars that the scorecard does not show; curves are left to the charts."""
     rows = tuple(

@@ -11,7 +11,7 @@ import collections.abc
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -131,7 +131,7 @@ def _of_kind(value: Any, choices: Mapping[str, type]) -> dict[str, Any]:
         raise _predicate(f"needs a kind, one of {', '.join(choices)}; found {_short(value)}")
     if given["kind"] not in list(choices):
         raise _predicate(
-            f"cannot be of kind {_short(given['kind'])}; {_advice(str(given['kind']), list(choices))}"
+            f"cannot be of kind {_short(given['kind'])}; {advice(str(given['kind']), list(choices))}"
         )
     return dict(given)
 
@@ -176,7 +176,7 @@ def _sentence(cls: type, problem: ValidationError) -> str:
             return f"{at} {error['msg']}"
         case "extra_forbidden" | "invalid_key":
             *outer, key = error["loc"]
-            return f"there is no key {at!r}; {_advice(str(key), list(_keys(_at(cls, outer))))}"
+            return f"there is no key {at!r}; {advice(str(key), list(_keys(_at(cls, outer))))}"
         case "dict_type":
             return f"{at or 'a recipe'} must contain keys and values, found {_short(error['input'])}"
         case _:
@@ -191,7 +191,13 @@ def _at(cls: Any, place: list[Any]) -> Any:
     return cls
 
 
-def _advice(key: str, known: list[str]) -> str:
+def advice(key: str, known: Sequence[str]) -> str:
+    """Return the nearest known name as a question, or all known names.
+
+    Args:
+        key: What was given.
+        known: What there is.
+    """
     matches = difflib.get_close_matches(key, known, 1)
     return f"did you mean {matches[0]!r}?" if matches else f"choose from {', '.join(known)}"
 

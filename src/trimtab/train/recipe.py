@@ -6,7 +6,6 @@ nearest known key, numbers may be written 8/255 or 1e-3, and any key can be over
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -18,7 +17,7 @@ import yaml
 from trimtab import attacks
 from trimtab.runtime import fingerprint
 from trimtab.train.base import Objective
-from trimtab.train.reader import overridden, parsed, plain, read
+from trimtab.train.reader import advice, overridden, parsed, plain, read
 from trimtab.train.standard import Standard
 from trimtab.types import BadInput, at_least, fraction
 
@@ -298,13 +297,7 @@ def _parse(source: str | Path) -> dict[str, Any]:
     elif str(source) in shipped():
         text = (_folder() / f"{source}.yaml").read_text()
     else:
-        matches = difflib.get_close_matches(str(source), shipped(), 1)
-        advice = (
-            f"did you mean {matches[0]!r}?"
-            if matches
-            else f"give a YAML file or one of {', '.join(shipped())}"
-        )
-        raise BadInput(f"there is no recipe {str(source)!r}; {advice}")
+        raise BadInput(f"there is no recipe {str(source)!r}; {advice(str(source), shipped())}")
     values = parsed(text, str(source))
     if not isinstance(values, dict):
         raise BadInput(f"{source} must contain keys and values, found {type(values).__name__}")
