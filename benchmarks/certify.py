@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.race import Asked, Row, compare, race
 from trimtab import certify, models
 from trimtab._accel import accelerate
-from trimtab.certify.bounds import hopeless, p_lower, radius
+from trimtab.certify.bounds import give_up_counts, p_lower, radius
 from trimtab.certify.sampling import BATCH_ON_CPU
 from trimtab.certify.smoothing import looks
 
@@ -91,6 +91,6 @@ def share_taken(p: float, n: int, alpha: float, chance: float, images: int = 2_0
     """The share of n draws that an image takes whose guessed class has probability p (simulated)."""
     at = np.array(looks(n))
     hits = np.random.default_rng(0).binomial(np.diff(at, prepend=0), p, (images, len(at))).cumsum(axis=1)
-    given_up = hits <= hopeless(n, alpha, at, chance)
+    given_up = hits <= give_up_counts(n, alpha, at, chance)
     first = np.where(given_up.any(axis=1), given_up.argmax(axis=1), len(at) - 1)
     return float(at[first].mean() / n)

@@ -44,20 +44,20 @@ def test_the_radius_is_the_normal_quantile_and_zero_up_to_one_half() -> None:
 @pytest.mark.parametrize("alpha", [0.3, 0.05, 0.001, 1e-6])
 def test_the_needed_count_is_the_first_whose_bound_exceeds_one_half(alpha: float) -> None:
     for n in [*range(20, 60), 999, 1000, 12_345]:
-        k = bounds.needed(n, alpha)
+        k = bounds.min_hits(n, alpha)
         assert bounds.p_lower(k, n, alpha) > 0.5 >= bounds.p_lower(k - 1, n, alpha)
 
 
 def test_too_few_draws_are_refused_with_the_number_that_suffices() -> None:
     with pytest.raises(BadInput, match=r"9 samples can never certify at alpha 0.001.*at least 10"):
-        bounds.needed(9, 0.001)
-    assert bounds.needed(10, 0.001) == 10
+        bounds.min_hits(9, 0.001)
+    assert bounds.min_hits(10, 0.001) == 10
 
 
 def test_with_chance_zero_one_gives_up_exactly_when_out_of_reach() -> None:
     n, alpha = 200, 0.01
-    k = bounds.needed(n, alpha)
-    for m, floor in zip(range(1, n + 1), bounds.hopeless(n, alpha, range(1, n + 1), 0.0), strict=True):
+    k = bounds.min_hits(n, alpha)
+    for m, floor in zip(range(1, n + 1), bounds.give_up_counts(n, alpha, range(1, n + 1), 0.0), strict=True):
         reachable = [hits for hits in range(m + 1) if hits + (n - m) >= k]
         assert floor == min(reachable, default=m + 1) - 1
 
@@ -65,8 +65,8 @@ def test_with_chance_zero_one_gives_up_exactly_when_out_of_reach() -> None:
 def test_giving_up_costs_a_certificate_with_at_most_the_chance_stated() -> None:
     """Exact: of all orders of n draws with just enough hits, the share that is given up at some look."""
     n, alpha, chance, looks = 60, 0.01, 0.05, [10, 20, 30, 40, 50, 60]
-    k = bounds.needed(n, alpha)
-    floors = bounds.hopeless(n, alpha, looks, chance)
+    k = bounds.min_hits(n, alpha)
+    floors = bounds.give_up_counts(n, alpha, looks, chance)
     alive = {0: 1}  # hits so far -> number of orders that were never given up
     for floor in floors:
         following: dict[int, int] = {}
@@ -77,13 +77,13 @@ def test_giving_up_costs_a_certificate_with_at_most_the_chance_stated() -> None:
         alive = following
     lost = 1 - alive[k] / comb(n, k)
     assert 0 < lost <= chance
-    assert (np.array(floors) > bounds.hopeless(n, alpha, looks, 0.0)).any()
+    assert (np.array(floors) > bounds.give_up_counts(n, alpha, looks, 0.0)).any()
 
 
 def test_the_winner_is_settled_by_scipy_s_binomial_test() -> None:
     counts = np.random.default_rng(0).multinomial(60, [0.5, 0.3, 0.2], size=200)
-    for row, found in zip(counts, bounds.winner(counts, 0.05), strict=True):
+    for row, found in zip(counts, bounds.top_class(counts, 0.05), strict=True):
         second, first = sorted(row)[-2:]
         settled = stats.binomtest(int(first), int(first + second)).pvalue <= 0.05
         assert found == (row.argmax() if settled else -1)
-    assert {-1, 0} <= set(bounds.winner(counts, 0.05).tolist())
+    assert {-1, 0} <= set(bounds.top_class(counts, 0.05).tolist())

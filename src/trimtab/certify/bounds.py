@@ -38,7 +38,7 @@ def max_radius(sigma: float, n: int, alpha: float) -> float:
     return float(radius(alpha ** (1 / n), sigma))
 
 
-def needed(n: int, alpha: float) -> int:
+def min_hits(n: int, alpha: float) -> int:
     """Return the smallest count k of n that certifies (p_lower > 1/2): P(Bin(n, 1/2) >= k) < alpha."""
     if 0.5**n >= alpha:
         raise BadInput(
@@ -48,11 +48,11 @@ def needed(n: int, alpha: float) -> int:
     return int(stats.binom.isf(alpha, n, 0.5)) + 1
 
 
-def hopeless(n: int, alpha: float, checks: ArrayLike, probability: float) -> NDArray[np.int64]:
+def give_up_counts(n: int, alpha: float, checks: ArrayLike, probability: float) -> NDArray[np.int64]:
     """Return, for each number of samples m in `checks`, the largest hit count at which `certify` gives up.
 
     Samples are exchangeable: if n samples contain K hits, the number of hits among the first m is
-    hypergeometric, whatever the class probabilities. An image that n samples would certify has K >= needed,
+    hypergeometric, whatever the class probabilities. An image that n samples would certify has K >= min_hits,
     and loses its certificate with at most `probability`, over all checks together. With probability 0 an
     image is given up only when hits in all remaining samples would not suffice.
 
@@ -63,13 +63,13 @@ def hopeless(n: int, alpha: float, checks: ArrayLike, probability: float) -> NDA
         probability: Probability of giving up an image that n samples would certify.
     """
     m = np.atleast_1d(np.asarray(checks))
-    k = needed(n, alpha)
+    k = min_hits(n, alpha)
     out_of_reach = np.maximum(m - (n - k), 0) - 1
     improbable = stats.hypergeom.ppf(probability / len(m), n, k, m) - 1
     return np.maximum(out_of_reach, improbable).astype(np.int64)
 
 
-def winner(counts: NDArray[np.int64], alpha: float) -> NDArray[np.int64]:
+def top_class(counts: NDArray[np.int64], alpha: float) -> NDArray[np.int64]:
     """Return the most frequent class of each row (images x classes), or -1 where it is not significant.
 
     The two highest counts are compared by the exact two-sided binomial test against one half.

@@ -13,8 +13,9 @@ re-estimated on noisy images and then frozen: certify `adapt.frozen(model, noisy
 Noise is in pixels and is not clipped. What runs is a copy of the model in eval mode; the model is untouched.
 
 What we changed: `certify` abstains early on an image that is very unlikely to reach the bound
-(`bounds.hopeless`). Abstaining is always sound, so the guarantee is unchanged; it saves most of the samples
-of abstentions: a class of probability 0.4 is given up after 2 % of n = 100,000. Several images share batches.
+(`bounds.give_up_counts`). Abstaining is always sound, so the guarantee is unchanged; it saves most of
+the samples of abstentions: an image whose top class has probability 0.4 is given up after 2 % of n = 100,000.
+Several images share a batch.
 
 Cost: n0 + n forward passes an image.  Norm knobs: none, but statistics must be fixed; a model whose output
 depends on its batch is refused. If they were estimated on the very images that are certified, f is not
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab import rng
-from trimtab.certify.bounds import hopeless, max_radius, p_lower, radius, winner
+from trimtab.certify.bounds import give_up_counts, max_radius, p_lower, radius, top_class
 from trimtab.certify.sampling import BLOCK, SampleProgress, Sampler, sampler
 from trimtab.types import BadInput, counts, html_table, number, pretty
 
@@ -167,10 +168,11 @@ def certify(
 def count_hits(sample: Sampler, guess: Counts, n: int, alpha: float, give_up: float) -> tuple[Counts, Counts]:
     """Return how often each guessed class is predicted, and of how many samples: n, or fewer if given up.
 
-    After every few samples, images that are very unlikely to reach the bound are dropped (`bounds.hopeless`).
+    Every few samples, images that are very unlikely to reach the bound are dropped, see
+    `bounds.give_up_counts`.
     """
     ends = looks(n)
-    floors = hopeless(n, alpha, ends, give_up)
+    floors = give_up_counts(n, alpha, ends, give_up)
     hits, drawn, running = np.zeros_like(guess), np.zeros_like(guess), np.arange(len(guess))
     for (start, look), floor in zip(pairwise([0, *ends]), floors, strict=True):
         if not len(running):
@@ -214,7 +216,7 @@ def predict(
     sigma, alpha = _numbers(sigma, alpha)
     counts(n=n)
     with sampler(model, x, rng.ids_of(x, ids), sigma, seed, batch_size, progress, len(x) * n) as sample:
-        return torch.from_numpy(winner(sample.count(np.arange(len(x)), 0, n), alpha))
+        return torch.from_numpy(top_class(sample.count(np.arange(len(x)), 0, n), alpha))
 
 
 def looks(n: int) -> list[int]:
