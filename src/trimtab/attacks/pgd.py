@@ -7,16 +7,16 @@ Papers    Madry et al. 2018; targeted with clean starts as in "Intriguing proper
 Norm      running statistics of the active branch, not updated (see `runtime.guard`)
 Cost      `steps` forward/backward passes to the image per restart, plus one forward pass; with early stopping
           fewer, but up to one forward pass more per image
-Stopping  Without early stopping the image of the last iteration counts, as in other libraries. With it, an
-          image that was misclassified once is kept and leaves the batch: several times faster, and the robust
-          accuracy reads slightly lower. Success means misclassified, also for a targeted attack. Where images
-          of a batch influence each other none can leave, and the last iterate counts.
-Precision "bfloat16" takes gradients through a bfloat16 copy: 1.4 to 1.9 times as fast on ResNets where the
-          CPU has instructions for it (docs/results/engine-room.md), slower on depthwise convolutions and
-          where not. Images are judged by the model as it is, so the attack may turn out weaker, but no number
-          is wrong: at 8/255 no difference is significant, at 1/255, which bfloat16 hardly resolves, half a
-          point. `success_at` may be late. Coupled batches, and models in half precision, are attacked as
-          they are.
+Stopping  Without early stopping the last iterate counts, as in other libraries. With it, an image leaves the
+          batch with its first misclassified iterate: several times faster, and the robust accuracy is
+          slightly lower. Success means misclassified, also for a targeted attack. If the images of a batch
+          influence each other none can leave, and the last iterate counts.
+Precision "bfloat16" takes gradients through a bfloat16 copy: 1.4 to 1.9 times as fast for ResNets on a CPU
+          with bfloat16 instructions (docs/results/engine-room.md), slower on other CPUs and for depthwise
+          convolutions. The model itself judges the images, so the attack may be weaker but no accuracy is
+          wrong: at 8/255 no difference is significant; at 1/255, which bfloat16 hardly resolves, it is half
+          a point. `success_at` may be late. Coupled batches, and models in half precision, are attacked
+          without the copy.
 Changed   the target excludes the true class (the paper draws it from all classes); the clean-start coin
           is tossed per image (the public code: per batch)
 """
@@ -147,7 +147,7 @@ class PGD(Attack):
 
         Args:
             task: The network, the clean images and their labels.
-            marks: Iterations whose images are judged, too.
+            marks: Iterations whose iterates are judged as well.
         """
         if self.restarts > 1:
             task = replace(task, judged=True)  # to choose among them
@@ -200,7 +200,7 @@ def fixed_steps(
         budget: The ball around the clean images.
         steps: Gradient steps.
         step: Length of a step.
-        marks: Iterations whose images are judged, too.
+        marks: Iterations whose iterates are judged as well.
     """
     x, judge = start, Judge(task, marks)
     for t in range(steps):
