@@ -51,7 +51,7 @@ from trimtab.io import reading
 from trimtab.norm.sensors import ImageMoments, image_moments, sensor_layers
 from trimtab.types import BadInput
 
-FEWEST = 100
+MIN_REFERENCE = 100
 """Smallest number of reference images."""
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -128,8 +128,8 @@ class Monitor(nn.Module):
         self.names = sensor_layers(model, layers)
         moments, _ = self._observe(reference, forward)
         images = len(moments[self.names[0]].mean)
-        if images < FEWEST:
-            raise BadInput(f"a monitor needs at least {FEWEST} reference images, found {images}")
+        if images < MIN_REFERENCE:
+            raise BadInput(f"a monitor needs at least {MIN_REFERENCE} reference images, found {images}")
         # A layer in a detector's second stage has one row per region, not per image: leave it out.
         self.names = [name for name in self.names if len(moments[name].mean) == images]
         self.drift = _drift.fitted({n: moments[n] for n in self.names}, alarm_rate, window, seed)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from trimtab import attacks, rng
 from trimtab.attacks.geometry import distance
 from trimtab.data.corruptions import corrupt
-from trimtab.data.corruptions.apply import LEAST, takes
+from trimtab.data.corruptions.apply import MIN_SIDE, supports
 from trimtab.data.corruptions.ice import photographs
 from trimtab.data.sets import Batch
 from trimtab.evaluate import records
@@ -181,12 +181,12 @@ class Corrupted(Recorded):
 
     def check(self, spec: InputSpec) -> None:
         """Refuse images that are too small or neither gray nor RGB."""
-        if not takes(spec.channels, *spec.size):
+        if not supports(spec.channels, *spec.size):
             height, width = spec.size
             raise BadInput(
-                f"corruptions are defined for gray or RGB images of at least {LEAST} x {LEAST} pixels, and "
-                f"these have {spec.channels} channels and {height} x {width}; take a suite without them "
-                f"(quick), or larger images (folder:PATH@{LEAST})"
+                f"corruptions are defined for gray or RGB images of at least {MIN_SIDE} x {MIN_SIDE} pixels, "
+                f"and these have {spec.channels} channels and {height} x {width}; take a suite without them "
+                f"(quick), or larger images (folder:PATH@{MIN_SIDE})"
             )
 
     def record(self) -> records.CorruptionRecord:

@@ -22,7 +22,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 """The function of each corruption, which has its name."""
 
 _ON_BYTES = {"jpeg_compression"}  # takes uint8 images as they are
-LEAST = 28  # smallest side of images, in pixels
+MIN_SIDE = 28  # smallest side of images, in pixels
 AT_ONCE = 1 << 19  # values per chunk, which fits the processor's cache together with intermediate results
 _ALMOST = 1e-3  # added before rounding down to whole levels, so that 127.9999 becomes 128
 
@@ -65,9 +65,9 @@ def corrupt(
     return out
 
 
-def takes(channels: int, height: int, width: int) -> bool:
+def supports(channels: int, height: int, width: int) -> bool:
     """Return whether corruptions are defined for images of this shape."""
-    return channels in (1, 3) and min(height, width) >= LEAST
+    return channels in (1, 3) and min(height, width) >= MIN_SIDE
 
 
 def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
@@ -77,10 +77,10 @@ def _check(x: Tensor, name: str, severity: int, table: int | None) -> None:
         raise BadInput(f"severity must be 1, 2, 3, 4 or 5, found {severity!r}")
     if table is not None and table not in SIZES:
         raise BadInput(f"the table of constants must be 32 or 224, found {table!r}")
-    if x.ndim != 4 or not takes(*x.shape[1:]):
+    if x.ndim != 4 or not supports(*x.shape[1:]):
         raise BadInput(
             "images to corrupt must be (N, C, H, W) of 1 or 3 channels and at least "
-            f"{LEAST} x {LEAST} pixels, found {tuple(x.shape)}"
+            f"{MIN_SIDE} x {MIN_SIDE} pixels, found {tuple(x.shape)}"
         )
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise BadInput(f"images to corrupt must be floating point or uint8, found {x.dtype}")
