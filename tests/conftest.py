@@ -78,9 +78,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"  {name}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium without a window, with an empty profile; if it is absent, its tests are skipped."""
+    """Chromium without a window, with an empty profile; if it is absent, its tests are skipped.
+
+    One per file: a page that stays open would compute next to all later tests.
+    """
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     driver = shutil.which("chromedriver")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
