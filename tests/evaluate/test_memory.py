@@ -28,10 +28,11 @@ PROBLEMS = [
 class Device:
     """Not part of the network, which is the same on any: a key leaves out what cannot be saved."""
 
-    __slots__ = ("largest", "problem", "room")
+    __slots__ = ("largest", "loads", "problem", "room")
 
     def __init__(self, room: int, problem: BaseException) -> None:
         self.room, self.problem, self.largest = room, problem, 0
+        self.loads: list[int] = []
 
     def __deepcopy__(self, memo: object) -> Device:
         return self
@@ -43,6 +44,7 @@ class Device:
         if images > self.room:
             raise type(self.problem)(*self.problem.args)
         self.largest = max(self.largest, images)
+        self.loads.append(images)
 
 
 class Small(nn.Module):
@@ -87,6 +89,13 @@ def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(
             assert all(
                 torch.equal(one[name], other[name]) for name in one if name not in ("repeated", "rebatched")
             )
+
+
+def test_a_short_last_chunk_does_not_shrink_later_batches(store: Store) -> None:
+    model = Small(1000)
+    conditions = [Noise(0.1), Noise(0.2)]
+    run(model, sample().subset(slice(0, 27)), conditions, store=store, chunk=24, batch_size=24, examine=False)
+    assert model.device.loads[-4:] == [24, 3, 24, 3]
 
 
 def test_a_batch_that_belongs_together_is_not_halved(store: Store) -> None:
