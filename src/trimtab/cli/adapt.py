@@ -25,8 +25,8 @@ class Adapt(OnImages):
 
     Each table of the paper is one command:
       adapt MODEL --sigma 0 0.25 0.5 0.75                     noise levels (table 1)
-      adapt MODEL --sigma 0.5 --rho 0 0.1 0.3 0.5 0.7 0.9 1   how much of the batch (table 4)
-      adapt MODEL --sigma 0.5 --batch-size 8 16 32 64 128     how large a batch (table 5)
+      adapt MODEL --sigma 0.5 --rho 0 0.1 0.3 0.5 0.7 0.9 1   weight of the batch (table 4)
+      adapt MODEL --sigma 0.5 --batch-size 8 16 32 64 128     size of the batch (table 5)
     """
 
     sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
@@ -42,7 +42,7 @@ class Adapt(OnImages):
     blend_of: str = "std"
     """What rho blends in addition to the mean: std (the paper) or var."""
     store: Path = Path(".trimtab/store.sqlite")
-    """Where results are kept."""
+    """File that stores the results."""
     save: Place = None
     """Freeze the statistics on noisy training images, as certification requires, with the last --rho, and
     save the model here."""
@@ -56,8 +56,8 @@ class Adapt(OnImages):
         self._check()
         model, images = self.opened()
         n = len(first(images, self.limit))
-        sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # no batch is larger
-        cards = {size: self._measured(model, images, size) for size in sizes}
+        sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # a batch has at most all images
+        cards = {size: self._evaluate(model, images, size) for size in sizes}
         if self.save is not None and speaks():
             self._freeze(model, images, self.save)
         if self.json:
@@ -74,8 +74,8 @@ class Adapt(OnImages):
         if self.save is not None and self.save.is_file():
             raise BadInput(f"--save takes a folder, and {self.save} is a file")
 
-    def _measured(self, model: Any, images: Any, size: int) -> Card:
-        """All conditions under running statistics, and adapted in batches of this size."""
+    def _evaluate(self, model: Any, images: Any, size: int) -> Card:
+        """Evaluate all conditions with running statistics, and adapted in batches of this size."""
         suite = [evaluate.Noise(s, self.clip) if number(s) else evaluate.Clean() for s in self.sigma]
         suite += [_corrupted(text) for text in self.corruption]
         adapted = [evaluate.PerBatchMode(number(rho), self.blend_of) for rho in self.rho]
@@ -86,11 +86,11 @@ class Adapt(OnImages):
 
     def _freeze(self, model: Any, images: Any, folder: Path) -> None:
         """Save the model with statistics frozen on noisy training images."""
-        known = data.load(self.data, "train", input=model.spec)
-        batch = next(iter(known.batches(self.save_images)))
+        training = data.load(self.data, "train", input=model.spec)
+        batch = next(iter(training.batches(self.save_images)))
         frozen = adapt.frozen_under_noise(
             model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
-            self.blend_of, origin(known, images),
+            self.blend_of, origin(training, images),
         )  # fmt: skip
         if isinstance(frozen, models.Pixels) and not frozen.recorded:  # its size was a guess
             frozen = frozen.described(spec=replace(frozen.spec, size=images.spec.size))
@@ -111,17 +111,18 @@ class Adapt(OnImages):
 
 
 def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
-    """One line per condition, BN mode and batch; running statistics do not depend on the batch."""
+    """Return a line per condition, BN mode and batch size; running statistics have one, without a size."""
     rows = {}
     for card in cards.values():
-        for place, row in enumerate(card.rows):
-            rows[str(row.condition), row.batch_size or 0, place] = row
+        for index, row in enumerate(card.rows):
+            rows[str(row.condition), row.batch_size or 0, index] = row
     order = list(dict.fromkeys(condition for condition, _, _ in rows))
     lines = []
-    for condition, size, place in sorted(rows, key=lambda key: (order.index(key[0]), *key[1:])):
-        row = rows[condition, size, place]
+    for key in sorted(rows, key=lambda key: (order.index(key[0]), *key[1:])):
+        row, (condition, size, _) = rows[key], key
         accuracy = console.accuracy(row.accuracy, row.interval)
         lines.append([condition, str(row.bn_mode), str(size or ""), accuracy])
+    # A condition is printed only in the first of its lines.
     return [["" if k and lines[k - 1][0] == line[0] else line[0], *line[1:]] for k, line in enumerate(lines)]
 
 

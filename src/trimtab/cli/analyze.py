@@ -1,4 +1,4 @@
-"""`trimtab analyze`: LIGS, statistics, tolerance to shifts of them, smoothness of the loss."""
+"""`trimtab analyze`: LIGS, tolerance to shifted statistics, smoothness of the loss."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
 class Analyze(OnImages):
     """Measure LIGS, tolerance to shifted statistics, and smoothness of the loss.
 
-    LIGS is taken under all four probes, and the statistics of a batch are compared with the running ones.
+    LIGS is computed with all four probes, and the statistics of a batch are compared with the running ones.
     """
 
     limit: int = 512
     eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
     """Relative radii of statistics shifts."""
     source: Literal["running", "batch"] = "running"
-    """Statistics that are shifted: the running ones, or those of each batch."""
+    """The statistics to shift: running, or those of each batch."""
     groups: tuple[int, ...] = (1,)
-    """With --source batch: groups of a batch with statistics of their own, as in APART's second pass."""
+    """With --source batch: number of groups of a batch, each with its own statistics, as in APART's second
+    pass."""
     batch_size: int = 256
     """Images per batch; the first batch gives the batch statistics and the loss along a step."""
 
     def run(self) -> int:
         """Run the command and return its exit code."""
         if min(self.groups) < 1 or (max(self.groups) > 1 and self.source == "running"):
-            raise BadInput("--groups are whole numbers from 1 on, and above 1 go with --source batch")
+            raise BadInput("--groups takes integers from 1; more than 1 group needs --source batch")
         model, images = self.opened()
         batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
-        results = self._measured(model, images, batches)
+        results = self._measure(model, images, batches)
         if self.json:
             console.as_json(results)
         else:
             self._print(results, images.name, batches)
         return 0
 
-    def _measured(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
+    def _measure(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
         from trimtab.evaluate import RunningMode, trust
         from trimtab.evaluate.records import ImagesRecord
         from trimtab.measure.statistics import ATTACKS
@@ -54,20 +55,20 @@ class Analyze(OnImages):
         n, steerable = sum(len(batch.y) for batch in batches), norm.steerable(model)
         similarity = dict.fromkeys(measure.PROBES, measure.Average())
         tolerance: list[Any] = []
-        steps = [*product(measure.PROBES, batches), *(product(self.groups, ATTACKS) if steerable else ())]
+        probes = list(product(measure.PROBES, batches))
+        shifts = list(product(self.groups, ATTACKS)) if steerable else []
+        total = len(probes) + len(shifts)
         with console.progress("analyzing") as update:
-            for done, step in enumerate(steps):
-                update(done, len(steps))
-                if isinstance(step[0], str):
-                    probe, (x, y, ids) = step
-                    values = measure.ligs(model, x, y, probe, seed=self.seed, ids=ids)
-                    similarity[probe] += measure.Average.of(values)
-                else:
-                    groups, attack = step
-                    equal = [batch for batch in batches if len(batch.y) % groups == 0]
-                    tolerance += measure.tolerance(
-                        norm.steer(model), equal, self.eps, [attack], self.source, groups, self.seed
-                    )
+            for done, (probe, (x, y, ids)) in enumerate(probes):
+                update(done, total)
+                values = measure.ligs(model, x, y, probe, seed=self.seed, ids=ids)
+                similarity[probe] += measure.Average.of(values)
+            for done, (groups, attack) in enumerate(shifts, len(probes)):
+                update(done, total)
+                divisible = [batch for batch in batches if len(batch.y) % groups == 0]
+                tolerance += measure.tolerance(
+                    norm.steer(model), divisible, self.eps, [attack], self.source, groups, self.seed
+                )
         x, y, _ = batches[0]
         return {
             "model": self.model,
@@ -97,7 +98,7 @@ class Analyze(OnImages):
             console.table(
                 f"A batch of {len(batches[0].y)} versus the running statistics, averaged over channels",
                 ["layer", "mean shift (running std)", "std ratio (batch / running)"],
-                _drift(results["statistics"]),
+                _layer_shifts(results["statistics"]),
                 right=[1, 2],
             )
         else:
@@ -111,20 +112,21 @@ class Analyze(OnImages):
         if results["flags"]:
             console.flags(results["flags"])
 
-    def _print_tolerance(self, every: Sequence[Mapping[str, Any]], n: int) -> None:
-        rows = [row for row in every if row["groups"] == n]
+    def _print_tolerance(self, tolerance: Sequence[Mapping[str, Any]], n: int) -> None:
+        """Print the accuracies with n groups, a row per attack and a column per eps."""
+        rows = [row for row in tolerance if row["groups"] == n]
         attacks = list(dict.fromkeys(row["attack"] for row in rows))
         accuracy = {(row["attack"], row["eps"]): row["accuracy"] for row in rows}
         table = [[name, *(console.percent(accuracy[name, eps]) for eps in self.eps)] for name in attacks]
         columns = ["", *(f"eps {eps:g}" for eps in self.eps)]
         groups = f", {n} groups" if n > 1 else ""
         batches = f", batches of {self.batch_size}" if self.source == "batch" else ""
-        shown = f"Accuracy with shifted {self.source} statistics{batches}{groups}"
-        console.table(f"{shown}; shifts of the first batch", columns, table, right=range(1, len(columns)))
+        title = f"Accuracy with shifted {self.source} statistics{batches}{groups}"
+        console.table(f"{title}; shifts of the first batch", columns, table, right=range(1, len(columns)))
 
 
-def _drift(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Mean shift and std ratio of each layer, averaged over its channels."""
+def _layer_shifts(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return mean shift and std ratio of each layer, averaged over its channels."""
     by_layer: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         std = max(row["running variance"], 1e-12) ** 0.5

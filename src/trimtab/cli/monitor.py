@@ -19,32 +19,32 @@ from trimtab.types import BadInput, at_least
 class Monitor(OnImages):
     """Watch a stream of images for drift of the normalization statistics.
 
-    Raises an alarm with a stated probability of a false one, names the layers and channels that moved, and
-    estimates the accuracy that was lost (--calibrate). Images are taken in their order, which must not be
-    sorted by class.
+    Raises an alarm (falsely with at most the probability --alarm-rate), names the layers and channels that
+    moved, and estimates the accuracy that was lost (--calibrate). Images are read in their stored order,
+    which must not be sorted by class.
 
       monitor zoo:cifar10-standard --data cifar10
       monitor zoo:cifar10-standard --data cifar10 --corruption fog:4 --calibrate
       monitor file:mine --data folder:today --reference folder:held-out --state mine.state --log log.jsonl
 
-    With --state the next call continues where this one ended, and needs no reference. A call that was killed
-    leaves the state as it was before: run it again.
+    With --state the next call continues where this one ended, and needs no reference. A call that is
+    killed does not change the state: run it again.
     """
 
     data: str = "sample"
     """The stream (`trimtab data list`)."""
     reference: Text = None
-    """Held-out clean images, not those of training; if not given, the first --reference-images of --data,
-    which are then not monitored."""
+    """Held-out clean images, not training images; if not given, the first --reference-images of --data, which
+    are then not monitored."""
     reference_split: Annotated[str, tyro.conf.arg(help="The part of --reference to take.")] = "test"
     reference_images: int = 500
     """Number of reference images."""
     calibrate: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Learn to estimate the accuracy on the reference images, which need labels, under 19 corruptions."""
+    """Fit the accuracy estimate on the reference images, which need labels, under 19 corruptions."""
     packs: tuple[Path, ...] = ()
-    """Packs of other domains; the one that fits the stream is named."""
+    """Packs of other domains; the result names the one that fits the stream."""
     corruption: Text = None
-    """Corrupt the stream, as NAME:SEVERITY, to see what happens."""
+    """Corrupt the stream with NAME:SEVERITY, as a trial."""
     alarm_rate: Number = 0.01
     """Upper bound on the probability of ever raising a false alarm."""
     fraction: Number = 0.25
@@ -54,7 +54,7 @@ class Monitor(OnImages):
     log: Place = None
     """Append a JSON line here after every --every images."""
     every: int = 500
-    """Images between two lines of the log."""
+    """Number of images between two lines of the log."""
     html: Place = None
     """Write a page with charts here."""
     batch_size: int = 128
@@ -64,15 +64,19 @@ class Monitor(OnImages):
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        sizes = {"--reference-images": self.reference_images, "--every": self.every}
-        at_least(1, **sizes, **{"--batch-size": self.batch_size})
+        sizes = {
+            "reference-images": self.reference_images,
+            "every": self.every,
+            "batch-size": self.batch_size,
+        }
+        at_least(1, **{f"--{name}": size for name, size in sizes.items()})
         if self.html is not None:
             from trimtab.report.page import require_folder
 
             require_folder(self.html)
         model, images = self.opened()
         monitor, images = self._monitor(model, first(images, self.limit))
-        rows = self._earlier(monitor)
+        rows = self._read_log(monitor)
         with console.progress(f"monitoring {self.data}") as update:
             for done in self._stream(monitor, images):
                 update(done, len(images))
@@ -93,7 +97,7 @@ class Monitor(OnImages):
         return int(self.strict and status.alarm)
 
     def _monitor(self, model: Any, images: Any) -> tuple[Any, Any]:
-        """A monitor, new or continued, and the images that are left to monitor."""
+        """Return a monitor, new or continued, and the images that are left to monitor."""
         packs = {path.stem: path for path in self.packs}
         if self.state is not None and self.state.exists():
             return adapt.Monitor.load(model, self.state, packs), images
@@ -103,18 +107,20 @@ class Monitor(OnImages):
                     f"the first {self.reference_images} of {len(images)} images are the reference, and none "
                     "is left to monitor; give --reference or fewer --reference-images"
                 )
-            known = images.subset(slice(0, self.reference_images))
+            reference = images.subset(slice(0, self.reference_images))
             images = images.subset(slice(self.reference_images, None))
         else:
-            given = data.load(self.reference, self.reference_split, input=model.spec)
-            known = first(given, self.reference_images)
-        batches = [(batch.x, batch.y) for batch in known.batches(self.batch_size)]
+            held_out = data.load(self.reference, self.reference_split, input=model.spec)
+            reference = first(held_out, self.reference_images)
+        batches = [(batch.x, batch.y) for batch in reference.batches(self.batch_size)]
         monitor = adapt.Monitor(
             model, batches, alarm_rate=self.alarm_rate, fraction=self.fraction, packs=packs, seed=self.seed
         )
-        return (self._calibrated(monitor, batches) if self.calibrate else monitor), images
+        if self.calibrate:
+            self._calibrate(monitor, batches)
+        return monitor, images
 
-    def _calibrated(self, monitor: Any, batches: Any) -> Any:
+    def _calibrate(self, monitor: Any, batches: Any) -> None:
         from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 
         kinds, severities = (*CORRUPTIONS, *EXTRA_CORRUPTIONS), (1, 3, 5)
@@ -127,26 +133,26 @@ class Monitor(OnImages):
                 update(done, total)
                 return data.corrupt(x, kind, severity, self.seed)
 
-            return monitor.calibrate(batches, corrupt, kinds, severities)
+            monitor.calibrate(batches, corrupt, kinds, severities)
 
     def _stream(self, monitor: Any, images: Any) -> Iterator[int]:
-        """Run the images through the monitor, and yield how many are done."""
+        """Run the images through the monitor; yield the number of images done after each batch."""
         import torch
 
-        shown = None if self.corruption is None else corruption(self.corruption)
+        corrupted = None if self.corruption is None else corruption(self.corruption)
         done = 0
         monitor.eval()
         for batch in images.batches(self.batch_size):
             x = batch.x
-            if shown is not None:
-                x = data.corrupt(x, *shown, self.seed, batch.ids)
+            if corrupted is not None:
+                x = data.corrupt(x, *corrupted, self.seed, batch.ids)
             with torch.no_grad():
                 monitor(norm.images_for(monitor.model, x))
             done += len(x)
             yield done
 
-    def _earlier(self, monitor: Any) -> list[dict[str, Any]]:
-        """The lines of the log up to the state; those of a killed call are removed."""
+    def _read_log(self, monitor: Any) -> list[dict[str, Any]]:
+        """Return the lines of the log up to the state; lines after it, of a killed call, are removed."""
         from trimtab.io import atomic_write, reading
 
         if self.log is None or not self.log.exists():

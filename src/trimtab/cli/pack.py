@@ -1,4 +1,4 @@
-"""`trimtab pack`: one branch of a model's statistics as a file of kilobytes."""
+"""`trimtab pack`: the statistics of one branch of a model, in a small file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Force = Annotated[
 
 
 ONE_ROUND = (
-    "They were gathered with --source running and change each other's inputs once applied: gather and apply "
-    "again until nothing changes (trimtab pack diff)."
+    "The pack was saved with --source running. Applied, its statistics change the inputs of later layers: "
+    "save and apply again until nothing changes (trimtab pack diff)."
 )
+"""What to do after applying such a pack."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,18 @@ class Save:
     pack: File
     """The file to write."""
     branch: str = "main"
-    """The branch to save; with --data, the one that normalizes."""
+    """The branch to save; with --data, the branch that the images run through."""
     data: Text = None
-    """Estimate the statistics on these images, each batch normalized by its own, as in training."""
+    """Estimate the statistics on these images."""
     split: Split = "train"
     images: Count = None
     """Only the first N images of --data."""
     source: str = "batch"
-    """running instead: each layer receives its inputs as in evaluation. Packs of any parts of the data then
-    merge exactly, but change each other's inputs once they are applied: repeat until nothing changes."""
+    """With --data, what the layers normalize by: each batch's statistics (batch), as in training, or running,
+    as in evaluation. With running, packs of any parts of the data merge exactly; but once applied, they
+    change the inputs of later layers: repeat until nothing changes."""
     augment: tuple[str, ...] = ()
-    """How they are augmented, such as crop:4 flip."""
+    """Augmentation of these images, such as crop:4 flip."""
     about: tuple[str, ...] = ()
     """What the statistics describe, as KEY=VALUE ...; kept in the file."""
     batch_size: int = 128
@@ -60,19 +62,21 @@ class Save:
         """Run the command and return its exit code."""
         at_least(1, **{"--batch-size": self.batch_size})
         one_of(("batch", "running"), **{"--source": self.source})
-        wrong = next((text for text in self.about if "=" not in text[1:]), None)
-        if wrong is not None:
-            raise BadInput(f"--about takes KEY=VALUE, found {wrong!r}")
         about = {"model": self.model, "branch": self.branch}
-        about |= {key: value for key, _, value in (text.partition("=") for text in self.about)}
+        for text in self.about:
+            key, equals, value = text.partition("=")
+            if not key or not equals:
+                raise BadInput(f"--about takes KEY=VALUE, found {text!r}")
+            about[key] = value
         model = trimtab.steer(loaded(self.model, self.device))
-        made = norm.pack(model, self.branch) if self.data is None else self._gathered(model, about)
-        norm.save_pack(made, self.pack, provenance=about)
+        pack = norm.pack(model, self.branch) if self.data is None else self._gather(model, about)
+        norm.save_pack(pack, self.pack, provenance=about)
         size = self.pack.stat().st_size / 1024
-        sentence = f"{len(made.layers)} layers are in {self.pack} ({size:.1f} KB)."
+        sentence = f"{len(pack.layers)} layers are in {self.pack} ({size:.1f} KB)."
         return console.result(self.json, _described(self.pack, norm.read_pack(self.pack)), sentence)
 
-    def _gathered(self, model: Any, about: dict[str, str]) -> Any:
+    def _gather(self, model: Any, about: dict[str, str]) -> Any:
+        """Estimate the statistics on --data, and add to `about` where they come from."""
         assert self.data is not None
         images = first(data.load(self.data, self.split, input=model.spec), self.images)
         about |= {"data": self.data, "split": self.split, "images": str(len(images))}
@@ -116,28 +120,29 @@ class Apply:
 
 @dataclass(frozen=True)
 class List:
-    """Describe packs: those given, or all in the folders given; --model tells which of them fit it."""
+    """List packs and what they describe; with --model, also which of them were made for its weights."""
 
     packs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PACK")] = (Path("."),)
-    """Packs, or folders of packs; the current folder if none are given."""
+    """Packs, or folders that hold packs; the current folder if not given."""
     model: Text = None
-    """A model to compare their weights with."""
+    """A model whose weights are compared with those that the packs were made for."""
     json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
         digest = None if self.model is None else norm.weights_digest(trimtab.steer(trimtab.load(self.model)))
         rows = []
-        for place in self.packs:
-            files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+        for path in self.packs:
+            files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
             for file in files:
                 try:
                     pack = norm.read_pack(file)
                 except BadInput:
-                    if not place.is_dir():  # other files of a folder need not be packs
+                    if not path.is_dir():  # other files of a folder need not be packs
                         raise
                     continue
-                rows.append({**_described(file, pack), "fits": digest and digest == pack.weights})
+                fits = None if digest is None else digest == pack.weights
+                rows.append({**_described(file, pack), "fits": fits})
         if self.json:
             console.as_json(rows)
             return 0
@@ -147,7 +152,7 @@ class List:
                 str(row["layers"]),
                 str(row["channels"]),
                 f"{row['elements']:,}" if row["elements"] else "",
-                "" if row["fits"] in (None, "") else ("yes" if row["fits"] else "no"),
+                {None: "", True: "yes", False: "no"}[row["fits"]],
                 ", ".join(f"{key}={value}" for key, value in row["provenance"].items()),
             ]
             for row in rows
@@ -167,7 +172,7 @@ class Diff:
     pack: File
     """The pack to describe."""
     reference: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="REFERENCE")]
-    """The pack that it is compared with."""
+    """The pack to compare it with."""
     strict: Annotated[
         tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help="Exit with 1 if the packs differ.")
     ] = False
@@ -200,8 +205,8 @@ class Diff:
 class Pack:
     """Save, apply, list and compare the statistics of a branch, in a small file.
 
-    A domain's statistics are saved once and swapped in when they are needed; weights stay as they are. A pack
-    of another architecture is refused, one made for other weights too (--force).
+    A domain's statistics are saved once and loaded when they are needed; the weights do not change. A pack of
+    another architecture is refused; one made for other weights needs --force.
     """
 
     action: (

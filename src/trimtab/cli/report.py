@@ -1,4 +1,4 @@
-"""`trimtab runs` and `trimtab report`: what was measured, listed, compared, exported, shown."""
+"""`trimtab runs` and `trimtab report`: list, compare, export and show finished evaluations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from trimtab.evaluate.stored_runs import StoredRun
 
 
+HEADLINE = ("images", "clean", "worst attack", "flags")
+
+
 @dataclass(frozen=True)
 class Runs:
     """List finished evaluations, compare some of them, or export them as CSV."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
-    """The beginnings of ids: compare these."""
+    """Ids of runs to compare; their first characters are enough."""
     csv: Place = None
-    """Write the rows here."""
+    """Write the rows to this file."""
     store: Path = Path(".trimtab/store.sqlite")
-    """Where results are kept."""
+    """File that stores the results."""
     json: Json = False
 
     def run(self) -> int:
@@ -36,7 +39,9 @@ class Runs:
         from trimtab.io import atomic_write
 
         if not self.store.exists():
-            raise BadInput(f"there is no store {self.store}; `trimtab evaluate` makes one where it runs")
+            raise BadInput(
+                f"there is no store {self.store}; `trimtab evaluate` creates it in the current folder"
+            )
         chosen = [evaluate.find(id, self.store) for id in self.ids] or evaluate.runs(self.store)
         if self.csv is not None:
             with atomic_write(self.csv) as part:
@@ -78,32 +83,32 @@ def _compare(chosen: list[StoredRun]) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about one model, or comparing up to eight."""
+    """Write an HTML page about one model, or a comparison of up to eight."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IDS ...")]
-    """The beginnings of run ids (`trimtab runs`), or JSON files that `trimtab evaluate --json` printed."""
+    """Ids of runs (`trimtab runs`), of which the first characters are enough, or JSON files that `trimtab
+    evaluate --json` printed."""
     out: Path = Path("page.html")
     """Where to write the page."""
     store: Path = Path(".trimtab/store.sqlite")
-    """Where results are kept."""
+    """File that stores the results."""
     json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
         if not self.ids:
             raise BadInput("give the ids of one to eight runs; `trimtab runs` lists them")
-        if gone := next((id for id in self.ids if id.endswith(".json") and not Path(id).is_file()), None):
-            raise BadInput(f"there is no file {gone}")
+        for id in self.ids:
+            if id.endswith(".json") and not Path(id).is_file():
+                raise BadInput(f"there is no file {id}")
         cards = [_card(id) if Path(id).is_file() else evaluate.find(id, self.store).card for id in self.ids]
         report.page(cards, self.out)
         about = {"page": self.out, "models": [card.model for card in cards], "verdict": report.verdict(cards)}
         return console.result(self.json, about, f"The page is {self.out}.")
 
 
-HEADLINE = ("images", "clean", "worst attack", "flags")
-
-
 def _headline(card: Card) -> list[str]:
+    """Return the cells of a card under HEADLINE."""
     rows = [row for row in card.rows if row.bn_mode == card.rows[0].bn_mode]
     accuracies = [[row.accuracy for row in rows if row.kind == kind] for kind in ("clean", "attack")]
     lowest = [console.percent(min(values)) if values else "" for values in accuracies]
@@ -111,7 +116,7 @@ def _headline(card: Card) -> list[str]:
 
 
 def _card(path: str) -> Card:
-    """The card in a file."""
+    """Read the card in a JSON file."""
     from trimtab.evaluate import Card
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from shlex import quote
 from typing import Annotated, Any
 
@@ -21,8 +22,8 @@ class Train:
     Inner keys are written with dots. RECIPE is a YAML file or the name of a shipped recipe (--recipes lists
     them). A run that was killed is resumed by --resume RUN and ends with the same weights.
 
-    An override: trimtab train sample-apart --objective.eps 0.05 --epochs 3. The recipe.yaml in a run's folder
-    lists every key with its value; python -c "import trimtab; help(trimtab.train.Recipe)" does before a run.
+    For example: trimtab train sample-apart --objective.eps 0.05 --epochs 3. All keys are listed by
+    python -c "import trimtab; help(trimtab.train.Recipe)", and with their values in a run's recipe.yaml.
     """
 
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RECIPE]")] = ""
@@ -30,7 +31,7 @@ class Train:
     resume: Place = None
     """Folder of the run to resume."""
     out: Place = None
-    """Folder of the new run; if not given, a new one below ./runs."""
+    """Folder of the new run; if not given, a new folder in ./runs."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the cost and train nothing: passes per step, ratio to standard training, time on this machine."""
     recipes: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -51,7 +52,7 @@ class Train:
             if not word.startswith("-") or name in cls.OPTIONS:
                 options.append(word)
                 if word in ("--resume", "--out", "--devices"):
-                    options += [value for value in [next(words, None)] if value is not None]
+                    options += islice(words, 1)  # its value; tyro reports a missing one
             elif "=" in word:
                 overrides.append(word)
             else:
@@ -96,10 +97,10 @@ class Train:
                 f"Stopped and saved. Resume with: trimtab train --resume {quote(str(stopped.folder))}"
             )
             raise
-        import torch.distributed as processes
+        import torch.distributed as dist
 
-        if processes.is_available() and processes.is_initialized():
-            processes.destroy_process_group()  # a process that exits while its threads run may be aborted
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()  # a process that exits while its threads run may be aborted
         return self._finish(run)
 
     def _list_recipes(self) -> int:
@@ -133,13 +134,16 @@ class Train:
 
     def _finish(self, run: Any) -> int:
         """Print the result and the command that evaluates it."""
-        chosen, choose = run.chosen, run.recipe.validation.choose
-        numbers = {name: value for name, value in chosen.items() if isinstance(value, float)}
+        result, criterion = run.chosen, run.recipe.validation.choose
         if self.json:
-            console.as_json({"folder": str(run.folder), **chosen})
+            console.as_json({"folder": str(run.folder), **result})
             return 0
-        best = "" if choose == "last" else f"Epoch {chosen['epoch'] + 1} has the best {choose} accuracy: "
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        best = (
+            "" if criterion == "last" else f"Epoch {result['epoch'] + 1} has the best {criterion} accuracy: "
+        )
+        metrics = ", ".join(
+            f"{name} {value:.4g}" for name, value in result.items() if isinstance(value, float)
+        )
         console.say(f"The run is in {run.folder}. {best}{metrics}")
         recipe = run.recipe
         architecture = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
@@ -147,5 +151,5 @@ class Train:
         trained = quote(f"file:{run.folder}{architecture}")
         branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
         bn_modes = f" --bn-modes running {' '.join(branches)}" if branches else ""
-        print(f"Next: trimtab evaluate {trained}{data}{bn_modes}")  # unbroken on any terminal, to be copied
+        print(f"Next: trimtab evaluate {trained}{data}{bn_modes}")  # not wrapped, so that it can be copied
         return 0
