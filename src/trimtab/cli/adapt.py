@@ -12,7 +12,7 @@ import tyro
 import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
-from trimtab.cli.options import OnImages, Place, corruption, first, origin, speaks
+from trimtab.cli.options import OnImages, Place, corruption, first, is_main_process, origin
 from trimtab.types import BadInput, at_least, number
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Adapt(OnImages):
         n = len(first(images, self.limit))
         sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # a batch has at most all images
         cards = {size: self._evaluate(model, images, size) for size in sizes}
-        if self.save is not None and speaks():
+        if self.save is not None and is_main_process():
             self._freeze(model, images, self.save)
         if self.json:
             import json

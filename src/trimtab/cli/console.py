@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from trimtab.cli.options import speaks
+from trimtab.cli.options import is_main_process
 
 if TYPE_CHECKING:
     from trimtab.evaluate import Card, Flag, Row
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a sentence on stderr, likewise; of several processes only the first does."""
-    if speaks():
+    if is_main_process():
         err.print(text, markup=False, highlight=False, soft_wrap=not err.is_terminal)
 
 
@@ -152,7 +152,7 @@ def progress(what: str) -> Iterator[Update]:
         BarColumn(20), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.fields[left]}"),
         TextColumn("{task.description}"),
     )  # fmt: skip
-    with Progress(*columns, console=err, transient=True, disable=not speaks()) as bar:
+    with Progress(*columns, console=err, transient=True, disable=not is_main_process()) as bar:
         task = bar.add_task(escape(what), total=None, left="")
         clock = Clock()
 

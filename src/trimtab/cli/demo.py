@@ -17,7 +17,7 @@ import tyro
 import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, attacks, console, data, evaluate, norm, report, train
-from trimtab.cli.options import Json, speaks
+from trimtab.cli.options import Json, is_main_process
 
 if TYPE_CHECKING:
     from trimtab.evaluate import BNMode, Card, Row
@@ -162,7 +162,7 @@ class Demo:
         else:
             self._say("4. A minute of Mixture BN: a second branch of its norm layers learns attacked images")
             alone = train.Engine(devices=1)
-            with train.progress_bar(shown=speaks()) as bar:
+            with train.progress_bar(shown=is_main_process()) as bar:
                 if (folder / "checkpoints" / "last.safetensors").is_file():
                     train.resume(folder, callbacks=[bar], engine=alone)
                 else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import attacks, console, evaluate, report, train
-from trimtab.cli.options import OnImages, Place, Strict, Text, first, speaks, whole
+from trimtab.cli.options import OnImages, Place, Strict, Text, first, is_main_process, whole
 from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Evaluate(OnImages):
             self._corruptions(card, baseline)
         else:
             console.scorecard(card)
-        if self.html is not None and speaks():
+        if self.html is not None and is_main_process():
             with console.page_progress() as progress:
                 extras = report.gather(model, images, card, self.store, progress=progress)
             report.page([card], self.html, extras=extras)

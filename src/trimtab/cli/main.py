@@ -28,7 +28,7 @@ from trimtab.cli.export import Export
 from trimtab.cli.memory import tune_allocator
 from trimtab.cli.merge import Merge
 from trimtab.cli.monitor import Monitor
-from trimtab.cli.options import speaks
+from trimtab.cli.options import is_main_process
 from trimtab.cli.pack import Pack
 from trimtab.cli.repair import Repair
 from trimtab.cli.report import Report, Runs
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(command, Bench):  # it measures others as their users run them
             tune_allocator(large=isinstance(command, Train))
         with ExitStack() as stack:
-            if not speaks():  # of several processes only the first prints; errors are printed by each
+            if not is_main_process():  # only the first of several prints; errors are printed by each
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             return int(command.run())
     except BadInput as problem:

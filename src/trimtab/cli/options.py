@@ -49,8 +49,8 @@ Number = Annotated[
 """May be written 1/1000."""
 
 
-def speaks() -> bool:
-    """Return whether this process prints: it runs alone, or is the first of torchrun's or Fabric's."""
+def is_main_process() -> bool:
+    """Return whether this process prints: it runs alone, or has rank 0 under torchrun or Fabric."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import console, norm, train
-from trimtab.cli.options import Json, Place, speaks
+from trimtab.cli.options import Json, Place, is_main_process
 from trimtab.types import BadInput
 
 
@@ -84,7 +84,7 @@ class Train:
         if recipe is not None and self.dry_run:
             return self._show_cost(recipe)
         try:
-            with train.progress_bar(shown=speaks()) as bar:
+            with train.progress_bar(shown=is_main_process()) as bar:
                 if recipe is None:
                     assert self.resume is not None
                     run = train.resume(self.resume, callbacks=[bar], engine=engine)
