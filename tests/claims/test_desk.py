@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 import zlib
 from pathlib import Path
 from statistics import fmean
@@ -30,8 +31,10 @@ MEASURED = [id for id, entry in ENTRIES.items() if entry["seeds"]]
 
 
 def unpacked(text):
-    """Two bits per image (it is 1, it is -1), or k-ths as bytes; written without the code that packs them."""
+    """Two bits per image (1, -1), k-ths as bytes, or float32; written without the code that packs them."""
     head, _, packed = text.partition(":")
+    if head.endswith("/f"):
+        return [value for (value,) in struct.iter_unpack("<f", zlib.decompress(base64.b64decode(packed)))]
     n, k = map(int, head.split("/"))
     if k:
         return [(byte - 256 * (byte > 127)) / k for byte in zlib.decompress(base64.b64decode(packed))]

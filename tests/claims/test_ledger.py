@@ -86,7 +86,8 @@ def test_where_a_need_is_not_met_the_setting_is_too_weak_and_says_why(tmp_path, 
     assert result.note == "b is 0.100 (unit 0), 0.100 (unit 1), 0.100 (unit 2), needed is at least 0.25"
     assert run(invented(rows, needs=[Needs("b", 0.1)]), tmp_path, monkeypatch).verdict == "reproduced"
     held = json.loads((tmp_path / "out" / "smoke" / "MIX-4.json").read_text())
-    assert held["preconditions"] == ["b at least 0.1"]
+    needed = {"needed": "b at least 0.1", "by seed": {"0": 0.1, "1": 0.1, "2": 0.1}, "met": True}
+    assert held["preconditions"] == [needed]
 
 
 def test_times_are_kept_apart(tmp_path):
@@ -125,6 +126,7 @@ def test_the_page_is_made_from_the_data_alone(tmp_path, monkeypatch):
     (entry,) = content["claims"]
     assert (entry["images"], entry["planned seeds"], entry["provisional"]) == (60, 2, False)
     assert (entry["verdict"], entry["reason"][:5]) == ("setting too weak", "b is ")
+    assert "- Precondition: b at least 0.5 (not met: " in page.page(content)
     assert (content["units"], content["units done"]) == (2, 2)
     assert "Unfinished" not in page.page(content)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import pickle
+import struct
+import zlib
 from itertools import combinations
 
 import numpy as np
@@ -18,6 +21,7 @@ from trimtab.claims.power import (
     mean,
     pack,
     power,
+    ratio,
     too_small,
     unpack,
 )
@@ -139,7 +143,30 @@ def test_outcomes_are_packed_into_two_bits_an_image_and_averages_into_a_byte():
         np.testing.assert_allclose(unpack(text).values, values, rtol=0, atol=1e-12)
         assert len(text) < 1001 * size + 20
         assert pack(unpack(text)) == text
-    assert pack(PerImage(rng.normal(size=9))) == ""
+    assert pack(PerImage([0.5, math.nan])) == ""
+
+
+def test_other_outcomes_are_packed_as_float32():
+    values = np.random.default_rng(0).normal(size=9)
+    text = pack(PerImage(values))
+    raw = zlib.decompress(base64.b64decode(text.removeprefix("9/f:")))
+    assert [value for (value,) in struct.iter_unpack("<f", raw)] == values.astype(np.float32).tolist()
+    assert unpack(text).values.tolist() == values.astype(np.float32).tolist()
+    assert pack(unpack(text)) == text
+
+
+def test_the_error_of_a_ratio_is_that_of_resampled_images():
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 76, 2000) / 75, rng.integers(0, 2, 2000).astype(float)
+    a = 0.5 * a + 0.4 * b  # of the same images: they depend on each other
+    found = ratio(PerImage(a), PerImage(b))
+    resampled = rng.integers(0, 2000, (4000, 2000))
+    means = a[resampled].mean(1) / b[resampled].mean(1)
+    assert float(found) == pytest.approx(a.mean() / b.mean())
+    assert found.values.std() / math.sqrt(2000) == pytest.approx(means.std(), rel=0.05)
+    assert set(ratio(PerImage(b), PerImage(b)).values) == {1.0}
+    assert type(ratio(PerImage(a), PerImage(b[:9]))) is type(ratio(0.2, 0.4)) is float
+    assert math.isnan(ratio(0.2, 0.0))
 
 
 def test_an_effect_that_the_setting_cannot_show_is_underpowered():

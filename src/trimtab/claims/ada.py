@@ -10,8 +10,6 @@ static network, and the worst case per image over all of them.
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from trimtab.claims.bench import Bench
 from trimtab.claims.claim import claim
 from trimtab.claims.conditions import Transferred, worst
 from trimtab.claims.nets import Net, small
-from trimtab.claims.power import PerImage
+from trimtab.claims.power import PerImage, mean
 from trimtab.claims.scales import ADVERSARIAL_EPOCHS, Scale
 from trimtab.claims.verdicts import Above, Close, Needs
 from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
@@ -180,15 +178,15 @@ def envelope(bench: Bench) -> dict[str, float]:
     held_out = {s: {name: column[:half] for name, column in c.items()} for s, c in columns.items()}
     test = {s: {name: column[half:] for name, column in c.items()} for s, c in columns.items()}
     radii = [reach(bench, max(sigmas)) * step / 12 for step in range(1, 13)]
-    single = {s: fmean(certified(test[s], r) for r in radii) for s in sigmas}
+    single = {s: mean([certified(test[s], r) for r in radii]) for s in sigmas}
     chosen = [max((certified(held_out[s], r), s) for s in sigmas)[1] for r in radii]
     largest, best = torch.stack([test[s]["radius"] for s in sigmas]).max(0)
     right = torch.stack([test[s]["correct"].bool() for s in sigmas]).gather(0, best[None])[0]
     rows = {f"sigma {s:g} alone": value for s, value in single.items()}
     rows["best single sigma"] = max(single.values())
-    rows["the paper's envelope"] = fmean(certified({"correct": right, "radius": largest}, r) for r in radii)
-    rows["sigma fixed per radius on held-out images, certified"] = fmean(
-        certified(test[s], r) for s, r in zip(chosen, radii, strict=True)
+    rows["the paper's envelope"] = mean([certified({"correct": right, "radius": largest}, r) for r in radii])
+    rows["sigma fixed per radius on held-out images, certified"] = mean(
+        [certified(test[s], r) for s, r in zip(chosen, radii, strict=True)]
     )
     return rows
 
@@ -417,11 +415,11 @@ def gradients(bench: Bench) -> dict[str, float]:
     def alignment(a: Tensor, b: Tensor) -> float:
         """Return the mean cosine of two batches of gradients."""
         a, b = a.flatten(1).double(), b.flatten(1).double()
-        return float(torch.cosine_similarity(a, b, eps=1e-30).mean())
+        return PerImage(torch.cosine_similarity(a, b, eps=1e-30).cpu())
 
     def high(gradients: Tensor) -> float:
         """Return the mean fraction of energy in high frequencies."""
-        return fmean(measure.high_share(gradient[None]) for gradient in gradients)
+        return PerImage([measure.high_share(gradient[None]) for gradient in gradients])
 
     rows = {
         "high frequencies, clean": high(at_clean["static"]),

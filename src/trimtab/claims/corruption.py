@@ -8,14 +8,12 @@ changes the error and would dominate a mean of ratios. The clean error is that o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from torch import nn
 
 from trimtab.claims.bench import Bench
-from trimtab.claims.power import mean
+from trimtab.claims.power import mean, ratio
 from trimtab.evaluate import BNMode, Corrupted
 
 NOISE = ("gaussian_noise", "shot_noise", "impulse_noise")
@@ -61,13 +59,8 @@ def mce(by_corruption: Errors, standard: Errors, relative: bool = False) -> floa
     """Return the (relative) mean corruption error with the standard network as baseline."""
     names = [name for name in by_corruption if name != "clean"]
     if not relative:
-        return fmean(_ratio(by_corruption[name], standard[name]) for name in names)
+        return mean([ratio(by_corruption[name], standard[name]) for name in names])
     ours, theirs = (
-        fmean(errors[name] - errors["clean"] for name in names) for errors in (by_corruption, standard)
+        mean([errors[name] - errors["clean"] for name in names]) for errors in (by_corruption, standard)
     )
-    return _ratio(ours, theirs)
-
-
-def _ratio(ours: float, theirs: float) -> float:
-    """Return a ratio of errors; NaN if the baseline has none."""
-    return ours / theirs if theirs > 0 else math.nan
+    return ratio(ours, theirs)

@@ -23,6 +23,7 @@ from trimtab.claims import corruption
 from trimtab.claims.bench import Bench
 from trimtab.claims.claim import claim
 from trimtab.claims.nets import Made, Net, Watch
+from trimtab.claims.power import PerImage
 from trimtab.claims.scales import DESK, Scale
 from trimtab.claims.verdicts import Above, Close, Needs
 from trimtab.data import Images
@@ -126,11 +127,11 @@ def clean_and_pgd(bench: Bench) -> dict[str, Any]:
 
 
 def ligs(bench: Bench, net: Net, probe: str = "gaussian") -> float:
-    """Return LIGS averaged over test images; images with a zero gradient are skipped."""
-    total, model = measure.Average(), bench.network(net)
-    for x, y, ids in bench.batches(bench.images("test", bench.scale.watched), 250):
-        total += measure.Average.of(measure.ligs(model, x, y, probe, seed=bench.seed, ids=ids))
-    return total.mean
+    """Return LIGS averaged over test images; those with a zero gradient count as the mean of the others."""
+    model, batches = bench.network(net), bench.batches(bench.images("test", bench.scale.watched), 250)
+    similar = torch.cat([measure.ligs(model, x, y, probe, seed=bench.seed, ids=ids) for x, y, ids in batches])
+    similar = similar.double().cpu()
+    return PerImage(torch.where(similar.isfinite(), similar, similar[similar.isfinite()].mean()))
 
 
 @claim(

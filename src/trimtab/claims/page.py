@@ -117,6 +117,8 @@ def _section(entry: Entry) -> list[str]:
         lines += ["", f"Changed after numbers were seen: {entry['changed after numbers were seen']}."]
     if entry["reason"]:
         lines += ["", f"{entry['reason'][0].upper()}{entry['reason'][1:]}."]
+    if entry["preconditions"]:
+        lines += ["", *(f"- Precondition: {_needed(need)}" for need in entry["preconditions"])]
     if entry["out of reach"]:
         command = f"`trimtab reproduce {entry['id']} --scale paper`"
         lines += ["", f"Out of reach at this scale ({entry['out of reach']}): {command}."]
@@ -138,6 +140,13 @@ def _section(entry: Entry) -> list[str]:
         lines.append(f"| {_cell(name)} | {ours} | {_cell(entry['figures'].get(name, ''))} |")
     seeds = f"Seeds {', '.join(map(str, entry['seeds']))}. " if entry["seeds"] else ""
     return [*lines, "", f"{seeds}Command: `{entry['command']}`"]
+
+
+def _needed(need: Entry) -> str:
+    """Return a precondition with its values, by seed."""
+    values = ["not a number" if v is None else f"{v:.3f}" for v in need["by seed"].values()]
+    outcome = f" ({'met' if need['met'] else 'not met'}: {', '.join(values)})" if values else ""
+    return f"{need['needed']}{outcome}"
 
 
 def shown(part: Entry) -> str:

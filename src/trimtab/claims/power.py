@@ -5,6 +5,7 @@
     holm               which of several p-values are rejected, the family-wise error controlled
     crossed_error      a standard error over training seeds *and* test images
     PerImage           a mean that keeps its per-image values
+    ratio              a quotient of two such means, with the per-image values of the delta method
 
 **Crossed bootstrap.** A per-image outcome d[s, i] of seed s and image i varies with the seed, with the
 image, and with both: var(mean) = v_seed / S + v_image / N + v_both / (S N). Seeds and images are resampled
@@ -145,10 +146,13 @@ class PerImage(float):
 
 
 def pack(row: PerImage) -> str:
-    """Return per-image values as text, "n/k:base64" for multiples of 1/k; "" for other values.
+    """Return per-image values as text, "n/k:base64"; "" if some are not finite.
 
-    Outcomes of -1, 0 and 1 take two bits per image (k = 0), averages of up to 127 of them one byte.
+    Outcomes of -1, 0 and 1 take two bits per image (k = 0), averages of up to 127 of them one byte (multiples
+    of 1/k), other values four (k = f, little-endian float32).
     """
+    if not np.isfinite(row.values).all():
+        return ""
     if np.isin(row.values, (-1, 0, 1)).all():
         packed = np.packbits(np.concatenate([row.values > 0, row.values < 0])).tobytes()
         return f"{len(row.values)}/0:{base64.b64encode(packed).decode()}"
@@ -157,18 +161,36 @@ def pack(row: PerImage) -> str:
         if np.abs(whole).max() <= 127 and np.abs(row.values * k - whole).max() < 1e-6:
             packed = zlib.compress(whole.astype(np.int8).tobytes(), 9)
             return f"{len(row.values)}/{k}:{base64.b64encode(packed).decode()}"
-    return ""
+    packed = zlib.compress(row.values.astype("<f4").tobytes(), 9)
+    return f"{len(row.values)}/f:{base64.b64encode(packed).decode()}"
 
 
 def unpack(text: str) -> PerImage:
     """Return the per-image values in the text of `pack`."""
     head, _, packed = text.partition(":")
-    n, k = map(int, head.split("/"))
-    raw = base64.b64decode(packed)
-    if k:
-        return PerImage(np.frombuffer(zlib.decompress(raw), np.int8) / k)
+    size, _, k = head.partition("/")
+    n, raw = int(size), base64.b64decode(packed)
+    if k == "f":
+        return PerImage(np.frombuffer(zlib.decompress(raw), "<f4"))
+    if k != "0":
+        return PerImage(np.frombuffer(zlib.decompress(raw), np.int8) / int(k))
     bits = np.unpackbits(np.frombuffer(raw, np.uint8), count=2 * n).astype(np.float64)
     return PerImage(bits[:n] - bits[n:])
+
+
+def ratio(ours: float, theirs: float) -> float:
+    """Return a quotient of means; NaN if the divisor is not positive.
+
+    Of means over the same images r = a / b, per-image values are its linear expansion r + (a_i - r b_i) / b:
+    their mean is r, their standard error that of the delta method.
+    """
+    if not theirs > 0:
+        return math.nan
+    r = float(ours) / float(theirs)
+    images = [value.values for value in (ours, theirs) if isinstance(value, PerImage)]
+    if len(images) < 2 or len(images[0]) != len(images[1]):
+        return r
+    return PerImage(r + (images[0] - r * images[1]) / float(theirs))
 
 
 def mean(values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from trimtab.claims.claim import Claim
 from trimtab.claims.methods import changed
 from trimtab.claims.power import PerImage, pack, unpack
 from trimtab.claims.scales import scale_of
-from trimtab.claims.verdicts import Judgement
+from trimtab.claims.verdicts import Judgement, Needs
 from trimtab.runtime.fingerprint import describe, digest
 
 Rows = dict[int, dict[str, float]]
@@ -127,7 +127,7 @@ def summary(result: Result) -> dict[str, Any]:
         "reason": result.note,
         "parts": verdicts.tally(result.judgements, small=result.scale != "paper"),
         "tests": [_part(judged) for judged in result.judgements],
-        "preconditions": [str(need) for need in claim.needs],
+        "preconditions": [_precondition(need, result) for need in claim.needs],
         "changed after numbers were seen": claim.changed,
         "seeds": result.seeds,
         "planned seeds": result.planned,
@@ -138,6 +138,13 @@ def summary(result: Result) -> dict[str, Any]:
         "command": result.command,
         "cpu": result.cpu,
     }
+
+
+def _precondition(need: Needs, result: Result) -> dict[str, Any]:
+    """Return a precondition as data: its value under every seed, and whether all meet it."""
+    rows = [result.rows[seed] for seed in result.seeds]
+    values = {str(seed): _finite(float(result.rows[seed][need.name])) for seed in result.seeds}
+    return {"needed": str(need), "by seed": values, "met": not need.unmet(rows) if rows else None}
 
 
 def _part(judged: Judgement) -> dict[str, Any]:

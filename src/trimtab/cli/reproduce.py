@@ -61,7 +61,7 @@ class Reproduce:
         if not self.json:
             self._show_plan(selected)
         problems: dict[str, str] = {}
-        results = self._measured(ledger, selected, problems)
+        results = self._measured(ledger, page, selected, problems)
         page.publish(self.scale, self.out)
         self._show(results)
         if bench.paused(self.work):
@@ -87,7 +87,9 @@ class Reproduce:
             columns = ["id", "test", "detectable", "the paper's", "setting"]
             console.table("The smallest effects that can be found", columns, rows, right=(2, 3))
 
-    def _measured(self, ledger: Any, selected: list[Claim], problems: dict[str, str]) -> list[Result]:
+    def _measured(
+        self, ledger: Any, page: Any, selected: list[Claim], problems: dict[str, str]
+    ) -> list[Result]:
         workers = self.workers or 1
         where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
         with console.progress(f"{len(selected)} claims") as bar:
@@ -104,6 +106,8 @@ class Reproduce:
                 for message in filter(None, early):
                     # At once: the rest may be in vain.
                     console.err.print(f"{at}: {message}", markup=False, soft_wrap=True)
+                if self.scale == "desk":  # a unit takes minutes; the page is that of the finished ones
+                    page.publish(self.scale, self.out)
                 bar(measured, total, at)
 
             def on_progress(step: str, fraction: float) -> None:
