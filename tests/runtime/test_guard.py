@@ -36,3 +36,18 @@ def test_gradients_that_the_block_clears_are_restored() -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is before[name]
         assert torch.equal(parameter.grad, values[name])
+
+
+def test_the_guard_ends_an_outer_source_groups_and_shift_unless_they_are_asked_for() -> None:
+    model, x = norm.steer(small()).eval(), images(8, 2, 5, 5)
+    plain = model(x).detach()
+    name, layer = next(iter(norm.layers(model).items()))
+    shift = {name: norm.Shift(mu=torch.full_like(layer.running_mean, 0.5))}
+    for setting in ({"shift": shift}, {"source": "batch"}, {"source": "batch", "groups": 2}):
+        with norm.use(model, **setting):
+            outer = model(x).detach()
+            with guard(model), torch.no_grad():
+                assert torch.equal(model(x), plain)
+            with guard(model, running=False), torch.no_grad():
+                torch.testing.assert_close(model(x), outer)
+        assert not torch.allclose(outer, plain)
