@@ -4,6 +4,7 @@
     attacks      PGD and Auto-PGD against torchattacks, foolbox and ART, and against the bare passes
     certify      smoothing against the plain published procedure
     adapt        adapted forward passes against plain ones
+    statistics   repair, the monitor and the swap of a pack against plain passes
     lens         LIGS against two bare input gradients
     corruptions  all 19 at five severities against imagecorruptions
     loader       the share of a training step that goes into loading
@@ -23,7 +24,18 @@ from benchmarks.race import Asked, Row, Skipped, threads
 from trimtab.runtime import require_bfloat16
 from trimtab.types import BadInput
 
-SECTIONS = ("norm", "attacks", "certify", "adapt", "lens", "corruptions", "loader", "growth", "train")
+SECTIONS = (
+    "norm",
+    "attacks",
+    "certify",
+    "adapt",
+    "statistics",
+    "lens",
+    "corruptions",
+    "loader",
+    "growth",
+    "train",
+)
 
 
 def run(sections: Sequence[str], asked: Asked) -> Iterator[Row | Skipped]:

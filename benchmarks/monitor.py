@@ -1,41 +1,44 @@
-"""The drift monitor on a published network: false alarms, detection delay, accuracy estimate, overhead.
+"""The drift monitor on a published network: false alarms, detection delay, accuracy estimate.
 
     python -m benchmarks.features --folder PUBLISHED --out FEATURES
-    python -m benchmarks.monitor --features FEATURES
-    python -m benchmarks.monitor --folder PUBLISHED --overhead
+    python -m benchmarks.monitor --features FEATURES [--only "false alarms" estimates delays]
 
 The monitor is `adapt.Monitor` with its defaults (a quarter of the images observed); it judges a network that
 returns stored features of ResNet-20 (`benchmarks.features`).
 
 False alarms   200 streams of 10,000 clean images and, for each, a reference of 2,000, all drawn with
                replacement from the 10,000 test images, so that reference and stream are exchangeable
-Delay          reference: test images 0 to 1,999; after 2,000 clean images the stream is corrupted for up to
-               8,000; 20 streams for each corruption and severity; a delay counts images of all kinds, in
-               batches of 20
-Accuracy       calibrated on test images 2,000 to 2,499; estimated on 3,000 to 3,999 at five severities. The
-               corruption is unseen in calibration: it is left out, and in the second column its whole
-               family (noise, blur, weather, digital)
-Overhead       time of batches through the monitor over that of the bare network, in turns, in one process
+Delay          reference: test images 0 to 1,999; after 500 clean images the stream is corrupted for up to
+               4,000; 5 streams for each corruption and severity; a delay counts all images, observed or
+               not, in batches of 20
+Accuracy       calibrated on test images 2,000 to 2,499 at severities 1, 3 and 5; estimated on 3,000 to 3,499
+               at five severities. The corruption is unseen in calibration: it is left out, and in the
+               second column its whole family (noise, blur, weather, digital)
+
+Overhead is timed by `trimtab bench statistics`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from scipy import stats
 
-from benchmarks.features import KINDS, Features, Replay, read
-from benchmarks.published import network, write
-from benchmarks.race import quartiles, race
+from benchmarks.features import CALIBRATE, KINDS, Features, Replay, read
+from benchmarks.published import write
 from trimtab import adapt
 from trimtab.measure import clopper_pearson
 from trimtab.norm.sensors import ImageMoments
 
 RATE, REFERENCE, LENGTH = 0.01, 2000, 10_000
+CLEAN, CORRUPTED = 500, 4000
+"""Images of a stream before and after the change."""
 FAMILIES = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
     "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
@@ -43,6 +46,7 @@ FAMILIES = {
     "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
 }
 SEVERITIES = (1, 2, 3, 4, 5)
+SIZE = CALIBRATE.stop - CALIBRATE.start
 
 
 def joined(*parts: Features) -> Features:
@@ -88,20 +92,20 @@ def delays(folder: Path, streams: int) -> list[dict[str, Any]]:
             reference = torch.arange(REFERENCE)
             for seed in range(streams):
                 rng = torch.Generator().manual_seed(seed)
-                before = torch.randint(REFERENCE, 10_000, (2000,), generator=rng)
-                after = torch.randint(10_000, 10_000 + len(corrupted.labels), (8000,), generator=rng)
+                before = torch.randint(REFERENCE, 10_000, (CLEAN,), generator=rng)
+                after = torch.randint(10_000, len(replay.features.labels), (CORRUPTED,), generator=rng)
                 monitor = adapt.Monitor(replay, [reference], alarm_rate=RATE, seed=seed)
                 for part in torch.cat([before, after]).split(20):
                     monitor(part)
                     if monitor.drift.alarm_at is not None:
                         break
                 at = monitor.drift.alarm_at
-                early += at is not None and at <= 2000
-                found.append(float("inf") if at is None else at - 2000)
+                early += at is not None and at <= CLEAN
+                found.append(float("inf") if at is None else at - CLEAN)
             median = statistics.median(found)
             rows.append({
                 "corruption": kind, "severity": severity, "accuracy": corrupted.accuracy, "early": early,
-                "found": sum(delay < 8000 for delay in found), "streams": streams,
+                "found": sum(delay <= CORRUPTED for delay in found), "streams": streams,
                 "median": None if median == float("inf") else median,
             })  # fmt: skip
         print(kind, [row["median"] for row in rows[-5:]], flush=True)
@@ -114,19 +118,19 @@ def estimates(folder: Path) -> list[dict[str, Any]]:
     clean = read(folder, "test")
     calibration = {(k, s): read(folder, "calibrate", k, s) for k in KINDS for s in (1, 3, 5)}
     stored = joined(clean, *calibration.values())
-    start = {cell: 10_000 + 500 * place for place, cell in enumerate(calibration)}
-    labels = clean.labels[2000:2500]
+    start = {cell: 10_000 + SIZE * place for place, cell in enumerate(calibration)}
+    labels = clean.labels[CALIBRATE]
     replay, rows = Replay(stored), []
 
     def corrupt(index: torch.Tensor, kind: str, severity: int) -> torch.Tensor:
-        return index - 2000 + start[kind, severity]
+        return index - CALIBRATE.start + start[kind, severity]
 
     for family in FAMILIES.values():
         for kind in family:
             row: dict[tuple[int, str], float] = {}
             for left_out, without in (("corruption", (kind,)), ("family", family)):
                 monitor = adapt.Monitor(replay, [torch.arange(REFERENCE)], window=1000, fraction=1.0)
-                known = [(torch.arange(2000, 2500), labels)]
+                known = [(torch.arange(10_000)[CALIBRATE], labels)]
                 monitor.calibrate(known, corrupt, [k for k in KINDS if k not in without])
                 for severity in SEVERITIES:
                     shown = read(folder, "estimate", kind, severity)
@@ -144,46 +148,22 @@ def estimates(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def overhead(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of a batch through the monitor over those of the bare network."""
-    rows = []
-    for name, side, batch in (("resnet20", 32, 128), ("efficientnet_lite0", 224, 32)):
-        net = network(name, folder)
-        x = torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
-        monitor = adapt.Monitor(net, [x.roll(k, 3) for k in range(-(-200 // batch))])
-        with torch.no_grad():
-            times = race(
-                {"bare": lambda net=net, x=x: net(x), "monitor": lambda m=monitor, x=x: m(x)}, rounds
-            )
-        ratios = [own / bare for own, bare in zip(times["monitor"], times["bare"], strict=True)]
-        low, middle, high = quartiles(ratios)
-        seconds = statistics.median(times["bare"])
-        rows.append({"network": name, "batch": batch, "rounds": rounds, "seconds": seconds,
-                     "ratio": middle, "low": low, "high": high})  # fmt: skip
-        print(rows[-1], flush=True)
-    return rows
-
-
 def main() -> None:
+    parts: dict[str, Callable[[Path], Any]] = {
+        "false alarms": lambda folder: false_alarms(folder, 200),
+        "estimates": estimates,
+        "delays": lambda folder: delays(folder, 5),
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--features", type=Path, help="what benchmarks.features wrote")
-    parser.add_argument("--folder", type=Path, help="where the published networks are, for --overhead")
-    parser.add_argument("--overhead", action="store_true", help="measure only the overhead")
-    parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--features", type=Path, required=True, help="what benchmarks.features wrote")
+    parser.add_argument("--only", nargs="*", default=list(parts), choices=list(parts))
     parser.add_argument("--out", type=Path, default=Path("docs/results/monitor.json"))
     asked = parser.parse_args()
-    if asked.overhead:
-        command = "python -m benchmarks.monitor --folder PUBLISHED --overhead"
-        rows = overhead(asked.folder, asked.rounds)
-        write(asked.out.with_name("monitor-overhead.json"), command, {"rows": rows})
-        return
-    found = {
-        "false alarms": false_alarms(asked.features, asked.streams),
-        "estimates": estimates(asked.features),
-        "delays": delays(asked.features, 20),
-    }
-    write(asked.out, "python -m benchmarks.monitor --features FEATURES", found)
+    stored = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    found = {name: stored[name] for name in parts if name in stored}
+    for name in asked.only:
+        found[name] = parts[name](asked.features)
+        write(asked.out, "python -m benchmarks.monitor --features FEATURES", found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Repair of published networks: accuracy before and after, of the intact network, and with torch's update_bn.
 
-    python -m benchmarks.repair --folder PUBLISHED [--only resnet20 ...] [--images 2000]
+    python -m benchmarks.repair --folder PUBLISHED [--only resnet20 ...] [--images 2000] [--photographs 700]
 
 Damage     50 and 70 % of all weights of convolutions and linear layers pruned, the smallest ones of the
            network (`torch.nn.utils.prune.global_unstructured`); weights rounded to 4 bits, symmetric, one
@@ -8,9 +8,9 @@ Damage     50 and 70 % of all weights of convolutions and linear layers pruned, 
            and statistics; another resolution (24 instead of 32 pixels, 160 instead of 224)
 CIFAR-10   ResNet-20 and ResNet-44; statistics re-estimated on 2,048 training images with the augmentation
            of their training (padded crops, flips), compared on the first --images test images
-Photos     EfficientNet-Lite0 on a photograph of each of 700 classes; of the even ones re-estimated, on the
-           odd ones compared, and the other way round, so all 700 are compared and none with its own
-           statistics
+Photos     EfficientNet-Lite0 on the first --photographs, each of another class; of the even ones
+           re-estimated, on the odd ones compared, and the other way round, so all are compared and none
+           with its own statistics
 Continued  SGD with momentum 0.9, seeds 0 and 1: 60 steps on 128 augmented CIFAR-10 images, learning rate
            0.1; for the photographs 20 steps on 32, learning rate 0.05, that imitate the published network's
            predictions, as there is no second image of a class
@@ -108,25 +108,25 @@ def smaller(batches: Batches, side: int) -> Batches:
     return [(F.interpolate(x, (side, side), mode="bilinear", antialias=True), y) for x, y in batches]
 
 
-def settings(name: str, net: nn.Module, folder: Path, count: int) -> tuple[list[Setting], list[Setting]]:
+def settings(name: str, net: nn.Module, asked: argparse.Namespace) -> tuple[list[Setting], list[Setting]]:
     """The parts of the images at the network's own resolution, and at another."""
     if name in FILES:
         known = loaded(data.load("cifar10", "train").subset(slice(0, ESTIMATE)), BATCH, ("crop", "flip"))
-        test = loaded(data.load("cifar10", "test").subset(slice(0, count)), 250)
+        test = loaded(data.load("cifar10", "test").subset(slice(0, asked.images)), 250)
         return [(known, test)], [(smaller(known, 24), smaller(test, 24))]
     folds = []
     for side in (224, 160):
         sized = models.wrap(net, net.spec.at_size(side))  # type: ignore[union-attr, operator]
-        photographs = data.load(f"imagenet:{folder / PHOTOGRAPHS}", "test", input=sized.spec)
-        halves = [loaded(photographs.subset(slice(start, None, 2)), 50) for start in (0, 1)]
+        photographs = data.load(f"imagenet:{asked.folder / PHOTOGRAPHS}", "test", input=sized.spec)
+        halves = [loaded(photographs.subset(slice(start, asked.photographs, 2)), 50) for start in (0, 1)]
         folds.append([(halves[0], halves[1]), (halves[1], halves[0])])
     return folds[0], folds[1]
 
 
-def rows(name: str, folder: Path, count: int) -> Iterator[dict[str, Any]]:
+def rows(name: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind of damage."""
-    net = network(name, folder)
-    own, other = settings(name, net, folder, count)
+    net = network(name, asked.folder)
+    own, other = settings(name, net, asked)
     continuing = averaged(0.1, 60, 128, False) if name in FILES else averaged(0.05, 20, 32, True)
     damages: dict[str, Damage] = {
         "none": lambda net, _: net,
@@ -168,12 +168,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where the published networks are")
     parser.add_argument("--only", nargs="*", default=[*FILES, "efficientnet_lite0"])
-    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--images", type=int, default=2000, help="of CIFAR-10, to compare on")
+    parser.add_argument("--photographs", type=int, default=700)
     parser.add_argument("--out", type=Path, default=Path("docs/results/repair.json"))
     asked = parser.parse_args()
-    command = f"python -m benchmarks.repair --folder PUBLISHED --images {asked.images}"
+    sizes = f"--images {asked.images} --photographs {asked.photographs}"
+    command = f"python -m benchmarks.repair --folder PUBLISHED {sizes}"
     for name in asked.only:
-        for row in rows(name, asked.folder, asked.images):
+        for row in rows(name, asked):
             stored = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
             kept = [r for r in stored if (r["network"], r["damage"]) != (name, row["damage"])]
             write(asked.out, command, {"rows": [*kept, row]})

@@ -13,7 +13,6 @@ router's weights, each judged by the router itself.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import trimtab
+from benchmarks.published import write
 from trimtab import adapt, attacks, data, norm
 from trimtab.measure import clopper_pearson
 
@@ -85,6 +85,7 @@ def measured(name: str, auxiliary: str, count: int) -> dict[str, Any]:
     worst = {title: torch.stack([right(net, z, y) for z in attacked.values()]).all(0)
              for title, net in contestants.items()}  # fmt: skip
     rows.append(row("adaptive PGD (worst of four)", worst, branches))
+    print(name, rows, flush=True)
     alone = {title: float(right(router, z, y).double().mean()) for title, z in attacked.items()}
     return {"model": name, "auxiliary": auxiliary, "rows": rows, "router under each attack": alone}
 
@@ -105,48 +106,14 @@ def row(condition: str, correct: dict[str, Tensor], branches: tuple[str, ...]) -
     return {"condition": condition, "accuracy": accuracy, "interval": intervals}
 
 
-def as_markdown(result: dict[str, Any]) -> str:
-    """The table of the results page."""
-    lines = [
-        "# The router: which branch, without labels?",
-        "",
-        f"`python -m benchmarks.router --images {result['images']}`: accuracy in % with its 95 % interval on",
-        "the first test images of CIFAR-10; eps 8/255.",
-        "",
-        *((__doc__ or "").split("\n\n")[2].splitlines()),
-        "",
-        "**A router is no defense**: compare its accuracy under adaptive PGD with that of the better branch.",
-        "The statistics of one image hardly tell an attacked image from a clean one; those of a batch do.",
-    ]
-    for network in result["networks"]:
-        auxiliary = network["auxiliary"]
-        titles = ["main", auxiliary, "oracle", "router", "router, blend", "router, batches of 100"]
-        lines += ["", f"## `{network['model']}`", "", "| condition | " + " | ".join(titles) + " | chosen |"]
-        lines.append("|---" * (len(titles) + 2) + "|")
-        for each in network["rows"]:
-            cells = [
-                f"{100 * each['accuracy'][t]:.1f} [{100 * each['interval'][t][0]:.0f}-"
-                f"{100 * each['interval'][t][1]:.0f}]"
-                for t in titles
-            ]
-            chosen = each.get("auxiliary chosen")
-            share = "" if chosen is None else f"{auxiliary} {chosen:.0%}"
-            lines.append(f"| {each['condition']} | " + " | ".join(cells) + f" | {share} |")
-        alone = network["router under each attack"].items()
-        lines += ["", "The router under each attack: " + ", ".join(f"{k} {v:.1%}" for k, v in alone) + "."]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("docs/results/router.json"))
     asked = parser.parse_args()
     networks = [measured(name, auxiliary, asked.images) for name, auxiliary in NETWORKS.items()]
-    result = {"images": asked.images, "torch": torch.__version__, "networks": networks}
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    asked.out.with_suffix(".md").write_text(as_markdown(result), encoding="utf-8")
-    print(as_markdown(result))
+    command = f"python -m benchmarks.router --images {asked.images}"
+    write(asked.out, command, {"images": asked.images, "networks": networks})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ import torch
 from trimtab.cli import bench, main
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = ("norm", "attacks", "certify", "adapt", "lens", "corruptions", "loader", "growth", "train")
+SECTIONS = (
+    "norm", "attacks", "certify", "adapt", "statistics", "lens", "corruptions", "loader", "growth", "train",
+)  # fmt: skip
 NET = "net:resnet8,width=4,classes=10"
 
 

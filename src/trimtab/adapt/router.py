@@ -16,8 +16,10 @@ Cost      one forward pass per branch (their early parts cannot be shared: each 
 Careful   a router is no defense. It recognizes the kinds of images in its reference; an attacker who
           knows it differentiates through the weights (`blend=True` is differentiable), or stays on the
           branch that is easier to attack. Quote the accuracy under that attack, and the worst branch. A
-          choice per image is often wrong, since it rests on one sample; per batch it is much more
-          reliable, but then an image's output depends on its batch. Measured: docs/results/router.md.
+          choice per image is often wrong, since it rests on one sample; one per batch is right or wrong
+          for all its images, whose outputs then depend on each other. Under corruptions that the reference
+          lacks, no router beat the better single branch on average, and blending lost least. Measured:
+          docs/results/statistics.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ TREE = Path(__file__).parents[3]
 class Bench:
     """Compare speed with stock PyTorch, other libraries and a plain baseline.
 
-    SECTIONS are norm, attacks, certify, adapt, lens, corruptions, loader, growth and train; none means all.
+    SECTIONS are norm, attacks, certify, adapt, statistics, lens, corruptions, loader, growth and train; none
+    means all.
     Contestants take turns; each line shows the ratio of their median times, the quartiles of the ratios
     within each round, the target that was set beforehand, and whether it was met. A missed target
     is a result, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10;

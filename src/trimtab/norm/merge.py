@@ -55,7 +55,8 @@ def merge(parts: Sequence[Pack | nn.Module | str | Path], counts: Sequence[int] 
         weights = list(counts) if counts is not None else [layer.elements for layer in shards]
         if min(weights) < 1:
             raise BadInput(
-                f"{name} carries no element count; gather the packs with norm.gather, or give counts="
+                f"{name} carries no element count; gather the packs on images (norm.gather, `trimtab pack "
+                "save --data`), or give counts= (--counts)"
             )
         layers[name] = _pooled(shards, weights, known=counts is None)
     digests = {each.weights for each in packs}
