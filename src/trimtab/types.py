@@ -263,6 +263,18 @@ class InputSpec:
             height, width = (self.resize * side // min(self.size) for side in self.size)
         return height, width
 
+    @property
+    def preparation(self) -> str:
+        """How image files become pixels, as text; empty where they are taken as they are.
+
+        >>> InputSpec((224, 224), crop_fraction=0.875, interpolation="bicubic").preparation
+        'resized to 256 pixels (bicubic, center) and cropped to 224 x 224'
+        """
+        if self.resized is None:
+            return ""
+        how, (height, width) = f"{self.interpolation}, {self.crop_mode}", self.size
+        return f"resized to {min(self.resized)} pixels ({how}) and cropped to {height} x {width}"
+
     def at_size(self, size: int) -> InputSpec:
         """The same for square images of another size.
 

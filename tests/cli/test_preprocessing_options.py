@@ -55,6 +55,22 @@ def test_what_the_model_records_is_used_and_reported(capsys):
     assert used(capsys, "file:recorded") == RECORDED
 
 
+@pytest.mark.parametrize("command", ["evaluate", "certify", "adapt", "analyze"])
+def test_a_table_says_how_image_files_were_resized_and_cropped(capsys, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    options = {"certify": ["--n", "20", "--n0", "5"], "adapt": ["--sigma", "0"]}.get(command, [])
+    words = (command, "file:recorded", "--limit", "2", *options, "--interpolation", "lanczos")
+    code, out, err = run(capsys, *words, "--data", "folder:photographs")
+    assert code == 0, err
+    assert "photographs, resized to 40 pixels (lanczos, center) and cropped to 32 x 32" in out
+
+
+def test_a_table_of_images_that_are_taken_as_they_are_names_no_resizing(capsys):
+    code, out, err = run(capsys, "adapt", "zoo:sample-standard", "--limit", "2", "--sigma", "0")
+    assert code == 0, err
+    assert "resized" not in out
+
+
 def test_options_replace_what_the_model_records(capsys):
     options = (
         *("--crop-fraction", "1", "--interpolation", "lanczos", "--crop-mode", "squash"),
@@ -82,21 +98,20 @@ def test_a_model_without_a_record_takes_options_with_a_size(capsys):
     assert used(capsys, "py:unrecorded:net", "--input-size", "45").resized == (45, 45)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "certify", "audit", "lens"])
-def test_every_command_that_measures_takes_the_options(capsys, command):
+@pytest.mark.parametrize("command", ["evaluate", "certify", "audit", "analyze", "repair"])
+def test_every_command_that_measures_takes_the_options_and_reports_them(capsys, command):
     options = {"evaluate": ["--limit", "2"], "certify": ["--limit", "1", "--n", "20", "--n0", "5"]}
     words = (command, "file:recorded", "--data", "folder:photographs", *options.get(command, []))
     code, _, err = run(capsys, *words, "--interpolation", "cubic")
     assert code == 2
     assert "no interpolation 'cubic'" in err
-    if command != "lens":
-        code, out, err = run(capsys, *words, "--interpolation", "bilinear", "--json")
-        assert code == 0, err
-        found = json.loads(out)
-        holder = {"evaluate": found.get("provenance"), "certify": found.get("sigma 0.25")}.get(command, found)
-        assert InputSpec.from_json(holder["preprocessing"]) == replace(RECORDED, interpolation="bilinear")
-        if command in ("certify", "audit"):
-            assert holder["data"] == "photographs"
+    code, out, err = run(capsys, *words, "--interpolation", "bilinear", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    holder = {"evaluate": found.get("provenance"), "certify": found.get("sigma 0.25")}.get(command, found)
+    assert InputSpec.from_json(holder["preprocessing"]) == replace(RECORDED, interpolation="bilinear")
+    if command in ("certify", "audit"):
+        assert holder["data"] == "photographs"
 
 
 def test_an_audit_without_images_says_what_the_network_expects(capsys):

@@ -12,6 +12,7 @@ import torch
 import trimtab
 from trimtab import data, norm
 from trimtab.cli import main
+from trimtab.types import InputSpec
 
 MODEL = "zoo:sample-standard"
 SMALL = ("--reference-images", "150", "--fraction", "1", "--batch-size", "50")
@@ -31,6 +32,8 @@ def as_json(capsys, *words, code=0):
 def test_a_clean_stream_raises_no_alarm_and_a_corrupted_one_does(capsys):
     clean = as_json(capsys, *SMALL, "--limit", "300", "--strict")
     assert (clean["images"], clean["observed"], clean["alarm"]) == (150, 150, False)
+    assert (clean["split"], clean["corruption"], clean["batch_size"]) == ("test", None, 50)
+    assert InputSpec.from_json(clean["preprocessing"]) == trimtab.load(MODEL).spec
     foggy = as_json(capsys, *SMALL, "--limit", "300", "--corruption", "fog:5", "--strict", code=1)
     assert foggy["alarm"]
     assert foggy["alarm_at"] <= 150

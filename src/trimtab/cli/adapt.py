@@ -12,7 +12,7 @@ import tyro
 import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
-from trimtab.cli.options import OnImages, Place, corruption, first, is_main_process, origin
+from trimtab.cli.options import OnImages, Place, corruption, first, first_images, is_main_process, origin
 from trimtab.types import BadInput, at_least, number
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Adapt(OnImages):
 
             print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
         else:
-            self._print(cards, f"first {n:,} images of {images.name}")
+            self._print(cards, first_images(images, n))
         return 0
 
     def _check(self) -> None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from trimtab.cli.lazy import console, measure, norm
-from trimtab.cli.options import Number, OnImages, first
+from trimtab.cli.options import Number, OnImages, first, first_images
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ class Analyze(OnImages):
         if self.json:
             console.as_json(results)
         else:
-            self._print(results, images.name, batches)
+            self._print(results, images, batches)
         return 0
 
     def _measure(self, model: Any, images: Any, batches: Sequence[Batch]) -> dict[str, Any]:
         from trimtab.evaluate import RunningMode, trust
         from trimtab.evaluate.records import ImagesRecord
+        from trimtab.evaluate.stored_images import preprocessing
         from trimtab.measure.statistics import ATTACKS
 
         n, steerable = sum(len(batch.y) for batch in batches), norm.steerable(model)
@@ -73,6 +74,7 @@ class Analyze(OnImages):
         return {
             "model": self.model,
             "images": ImagesRecord(images.name, images.digest, 0, n),
+            "preprocessing": preprocessing(model, images),
             "batch_size": len(y),
             "seed": self.seed,
             "bn_mode": RunningMode(),
@@ -84,10 +86,10 @@ class Analyze(OnImages):
             "flags": list(trust.other_images(model, batches[0], images)),
         }
 
-    def _print(self, results: Mapping[str, Any], name: str, batches: Sequence[Batch]) -> None:
+    def _print(self, results: Mapping[str, Any], images: Any, batches: Sequence[Batch]) -> None:
         n = sum(len(batch.y) for batch in batches)
         console.table(
-            f"{self.model} on the first {n} images of {name}, BN mode running: LIGS (1: the same gradient "
+            f"{self.model} on the {first_images(images, n)}, BN mode running: LIGS (1: the same gradient "
             "at a nearby image, whose pixels are not clipped)",
             list(results["ligs"]),
             [[f"{value:.3f}" for value in results["ligs"].values()]],

@@ -91,10 +91,19 @@ class Monitor(OnImages):
 
             page(rows, self.html, f"{self.model} on {self.data}", self.alarm_rate)
         if self.json:
-            console.as_json({"model": self.model, "data": self.data, **status.to_json()})
+            console.as_json({**self._measured(model, images), **status.to_json()})
         else:
             self._print(status)
         return int(self.strict and status.alarm)
+
+    def _measured(self, model: Any, images: Any) -> dict[str, Any]:
+        from trimtab.evaluate.stored_images import preprocessing
+
+        return {
+            **{"model": self.model, "data": self.data, "split": self.split, "digest": images.digest},
+            **{"corruption": self.corruption, "batch_size": self.batch_size, "seed": self.seed},
+            "preprocessing": preprocessing(model, images),
+        }
 
     def _monitor(self, model: Any, images: Any) -> tuple[Any, Any]:
         """Return a monitor, new or continued, and the images that are left to monitor."""

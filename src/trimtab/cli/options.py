@@ -168,3 +168,9 @@ def first(images: Any, limit: int | None) -> Any:
     """Return the first `limit` images of a set, or all of them."""
     at_least(1, **{"--limit": limit})
     return images if limit is None else images.subset(slice(0, min(limit, len(images))))
+
+
+def first_images(images: Any, n: int) -> str:
+    """Return the first n images of a set, and how their files were resized and cropped, as text."""
+    prepared = f", {images.spec.preparation}" if images.spec.preparation else ""
+    return f"first {n:,} images of {images.name}{prepared}"

@@ -54,6 +54,7 @@ class Repair(OnImages):
     def run(self) -> int:
         """Run the command and return its exit code."""
         from trimtab.evaluate.records import ImagesRecord
+        from trimtab.evaluate.stored_images import preprocessing
 
         if self.images < 2 or self.batch_size < 2:
             raise BadInput("--images and --batch-size must be 2 or more: one image has no statistics")
@@ -77,6 +78,7 @@ class Repair(OnImages):
         if self.out is not None and written:
             trimtab.save(model, self.out, {"statistics re-estimated on": source})
         where = {"branch": self.branch, "compared_on": on, "estimated_on": source}
+        where |= {"batch_size": self.batch_size, "preprocessing": preprocessing(model, compared)}
         about = {**_plain(report), **where, "out": self.out if written else None}
         text = f"Statistics of branch {self.branch} re-estimated on {source}, compared on {on}."
         outcome = f"The repaired model is in {self.out}." if written else "Nothing was written."

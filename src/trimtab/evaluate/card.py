@@ -17,7 +17,7 @@ from trimtab.evaluate.records import (
     Measure,
 )
 from trimtab.io import digest
-from trimtab.types import BadInput, html_table, listed
+from trimtab.types import BadInput, InputSpec, html_table, listed
 
 FORMAT = 2
 """Of cards and stores: 2 has typed rows."""
@@ -102,15 +102,18 @@ class Card:
 
     @property
     def measured_on(self) -> str:
-        """The images, and the batch where it matters, as text."""
+        """The images, how they were resized and cropped, and the batch where it matters, as text."""
         ranges = dict.fromkeys((row.images.data, row.images.start, row.images.stop) for row in self.rows)
         sets = [
             f"{'first ' if start == 0 else ''}{stop - start:,} images of {data}"
             + (f" from {start:,}" if start else "")
             for data, start, stop in ranges
         ] or [f"no images of {self.data}"]
+        spec = self.provenance.get("preprocessing")
+        prepared = InputSpec.from_json(spec).preparation if spec else ""
         sizes = sorted({row.batch_size for row in self.rows if row.batch_size})
-        return listed(sets) + (f", coupled batches of {listed(sizes)}" if sizes else "")
+        images = listed(sets) + (f", {prepared}" if prepared else "")
+        return images + (f", coupled batches of {listed(sizes)}" if sizes else "")
 
     @property
     def without_early_stopping(self) -> list[Row]:
