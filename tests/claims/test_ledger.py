@@ -131,6 +131,21 @@ def test_the_page_is_made_from_the_data_alone(tmp_path, monkeypatch):
     assert "Unfinished" not in page.page(content)
 
 
+def test_at_the_desk_the_ledger_is_that_of_the_finished_units_at_any_moment(tmp_path, monkeypatch):
+    def measure(bench):
+        path = tmp_path / "out" / "desk" / "ledger.json"
+        content = json.loads(path.read_text()) if path.exists() else {"claims": [{"seeds": []}]}
+        (entry,) = content["claims"]
+        return {"a": len(entry["seeds"]), "b": 0.0}
+
+    for place in ("claim", "engines", "page"):
+        monkeypatch.setattr(f"trimtab.claims.{place}.everything", lambda: {"MIX-4": invented(measure)})
+    words = ["reproduce", "MIX-4", "--scale", "desk", "--out", str(tmp_path / "out")]
+    assert main([*words, "--work", str(tmp_path / "work")]) == 0
+    held = json.loads((tmp_path / "out" / "desk" / "MIX-4.json").read_text())
+    assert [held["rows"][seed]["a"] for seed in "012"] == [0, 1, 2]
+
+
 def test_a_budget_counts_a_shared_network_once_and_a_unit_costs_what_its_like_took(tmp_path):
     (mix_4,) = claims.chosen(["MIX-4"])
     at = scale_of("laptop", "mix")
