@@ -6,7 +6,7 @@ Damage     50 and 70 % of all weights of convolutions and linear layers pruned, 
            network (`torch.nn.utils.prune.global_unstructured`); weights rounded to 4 bits, symmetric, one
            scale per output channel; the average of two continuations of the published network, parameters
            and statistics; another resolution (24 instead of 32 pixels, 160 instead of 224)
-CIFAR-10   ResNet-20 and ResNet-44; statistics re-estimated on 2,048 training images with the augmentation
+CIFAR-10   ResNet-20 and ResNet-44; statistics re-estimated on 1,024 training images with the augmentation
            of their training (padded crops, flips), compared on the first --images test images
 Photos     EfficientNet-Lite0 on the first --photographs, each of another class; of the even ones
            re-estimated, on the odd ones compared, and the other way round, so all are compared and none
@@ -36,7 +36,7 @@ from benchmarks.published import FILES, PHOTOGRAPHS, Batches, network, write
 from trimtab import data, models, norm
 from trimtab.measure import clopper_pearson
 
-ESTIMATE, BATCH = 2048, 128
+ESTIMATE, BATCH = 1024, 128
 Setting = tuple[Batches, Batches]
 """What to re-estimate on, and what to compare on."""
 Damage = Callable[[nn.Module, Batches], nn.Module]

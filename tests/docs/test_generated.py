@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from docs.generate import blocks, charts, claims, figure, findings, pages, parts, speed, tables
+from docs.generate import statistics as statistics_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,3 +137,18 @@ def test_faults_are_summed() -> None:
 def test_a_card_is_read_row_by_row() -> None:
     text = "One: a method.\n\nIdea      first\n          second\nCost      2 passes\n\nMore text."
     assert pages.card(text) == ("One: a method.", {"Idea": "first second", "Cost": "2 passes"})
+
+
+def test_the_page_of_statistics_shows_the_measured_delays_and_accuracies() -> None:
+    text = statistics_page.page()
+    stored = {
+        name: json.loads((ROOT / f"docs/results/{name}.json").read_text()) for name in ("monitor", "repair")
+    }
+    for row in stored["repair"]["rows"]:
+        assert f"| {row['damage']} | {row['estimated on']} | {row['images']} |" in text
+        assert f" {100 * row['before']:.1f} [" in text
+    for kind in {row["corruption"] for row in stored["monitor"]["delays"]}:
+        (line,) = re.findall(rf"^\| {kind} \| .*", text, re.M)
+        delays = [row["median"] for row in stored["monitor"]["delays"] if row["corruption"] == kind]
+        expected = ["none" if delay is None else f"{delay:,.0f}" for delay in delays]
+        assert [cell.split()[0] for cell in line.split(" | ")[1:]] == expected
