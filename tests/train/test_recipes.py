@@ -37,7 +37,7 @@ def test_every_shipped_recipe_reads_and_survives_a_round_trip(name: str) -> None
     recipe = read_recipe(name)
     assert recipe.about
     models.parse(recipe.model)
-    augment.parsed(recipe.data.augment)
+    augment.parse_augment(recipe.data.augment)
     assert read_recipe(yaml.safe_load(write_recipe(recipe))) == recipe
 
 
