@@ -66,9 +66,9 @@ def knobs() -> str:
     parts.append(text(811, 101, "y", "bold"))
     parts += [box(350, 188, 122, 48, ["running", "statistics"]), box(520, 196, 122, 32, ["update"], "a")]
     parts += [arrow(411, 166, 411, 186), arrow(520, 212, 474, 212)]
-    parts.append(text(654, 217, "whether they are updated", "soft"))
+    parts.append(text(581, 246, "whether it is updated", "soft middle"))
     title = "Five knobs of a batch-norm layer: branch, groups, source, shift and update"
-    return svg(830, 250, title, parts, crops=("0 0 496 250", "496 0 334 250"))
+    return svg(830, 256, title, parts, crops=("0 0 344 170", "344 0 300 256", "644 0 186 170"))
 
 
 def apart() -> str:

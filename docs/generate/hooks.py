@@ -17,6 +17,7 @@ for folder in (str(ROOT), str(ROOT / "src")):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
+from docs.generate import claims as ledger  # noqa: E402
 from docs.generate import notebooks, pages, reference  # noqa: E402
 
 
@@ -29,6 +30,10 @@ def on_startup(command: str, dirty: bool) -> None:
 def on_config(config: Any) -> Any:
     """Add to the navigation the results that it does not name: a page, or a folder with one."""
     (results,) = (entry["Results"] for entry in config["nav"] if "Results" in entry)
+    unfinished = ledger.edition() != "desk"
+    results[:] = [
+        {f"{t}, unfinished" if unfinished and "desk/" in p else t: p} for e in results for t, p in e.items()
+    ]
     named = {path for entry in results for path in entry.values()}
     folder = ROOT / "docs" / "results"
     for path in sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]):
@@ -70,9 +75,17 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
         picture = (ROOT / "docs" / "pictures" / match.group(1)).read_text()
         return figure(picture) if 'class="tt"' in picture else match.group(0)
 
+    html = re.sub(r"<code>([^<]+)</code>(?!</pre>)", breakable, html)
     html = re.sub(r'<img[^>]* src="(?:\.\./)*pictures/([\w-]+\.svg)"[^>]*>', chart, html)
     equations = r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>'
     return re.sub(equations, equation, html, flags=re.S)
+
+
+def breakable(match: re.Match[str]) -> str:
+    """Let inline code wrap after punctuation, not inside a word or between the dashes of an option."""
+    text = re.sub(r"--[\w.-]+", r'<span class="tt-option">\g<0></span>', match.group(1))
+    text = re.sub(r"(?<=\w)([_.,:=/@+(|])(?=[\w.\[({])(?![^<]*</span>)", r"\1<wbr>", text)
+    return f"<code>{text}</code>"
 
 
 def figure(picture: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def verdicts_of(paper: str) -> str:
     lines += ["| claim | verdict |", "|---|---|"]
     for claim in found:
         link = f"[{claim.id}](../results/index.md#{claim.id.lower()})"
-        lines.append(f"| {link} {_cell(claim.sentence)} | {VERDICTS[claim.verdict]} |")
+        lines.append(f"| {link} {_cell(claim.sentence)} | {VERDICTS[claim.verdict].replace(' ', '&nbsp;')} |")
     return "\n".join(lines)
 
 
@@ -138,15 +139,15 @@ def verdicts_of(paper: str) -> str:
 
 
 ABOUT = {
-    "attacks": "Peers' time over ours. *As shipped*: early stopping; *same rule*: the last iterate.",
-    "train": "Time over that of a forward/backward baseline, or images per second over a plain script's.",
-    "certify": "The plain procedure's time over ours.",
-    "adapt": "Time over a plain forward pass.",
-    "lens": "LIGS over two input gradients.",
-    "corruptions": "Time over that of `imagecorruptions`, and over the bare arithmetic.",
+    "attacks": "Time of other libraries divided by ours. *As shipped*: early stopping; *same rule*: the last iterate.",
+    "train": "Time relative to a forward/backward baseline, or images per second relative to a plain script.",
+    "certify": "Time of the plain procedure divided by ours.",
+    "adapt": "Time relative to a plain forward pass.",
+    "lens": "Time of LIGS relative to two input gradients.",
+    "corruptions": "Time relative to `imagecorruptions`, and to the bare arithmetic.",
     "loader": "Fraction of a training step's time that loading takes.",
-    "norm": "Time of a steered pass over a stock one.",
-    "growth": "Exponent of cost: 1 is proportional.",
+    "norm": "Time of a steered pass relative to a stock one.",
+    "growth": "Exponent of the cost in the size of the problem: 1 is proportional.",
 }
 
 
@@ -253,7 +254,7 @@ def faults(results: Path = RESULTS) -> str:
     examples = stored["hostile"]["rows"]
     count = sum(row["examples"] for row in examples)
     lines += ["## Hostile input", "", f"{count:,} damaged, nonsensical or malicious inputs were"
-              "  read or refused in one sentence; "
+              " read or refused in one sentence; "
               f"{sum(row['failures'] for row in examples)} failures.", ""]  # fmt: skip
     lines += ["| input | examples | failures |", "|---|---|---|"]
     lines += [f"| {row['input']} | {row['examples']:,} | {row['failures']} |" for row in examples]
@@ -305,7 +306,13 @@ def card(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([*_<>\[\]])", r"\\\1", text) if "`" not in text else text.replace("*", r"\*")
+    """Text of a docstring as Markdown: code between backticks and emphasis are kept, all else is literal."""
+    parts = re.split(r"(`[^`]*`|(?<!\S)\*\w+\*(?!\w))", text)
+    return "".join(part if number % 2 else _literal(part) for number, part in enumerate(parts))
+
+
+def _literal(text: str) -> str:
+    return re.sub(r"([*_\[\]])", r"\\\1", escape(text, quote=False))
 
 
 def _cell(text: str) -> str:

@@ -27,7 +27,7 @@ def caption() -> str:
     return (
         f"*`{stored['network']}` on the first {stored['images']:,} test images of CIFAR-10, batches of "
         f"{stored['batch']}; 95 % intervals are within \N{PLUS-MINUS SIGN}{wide:.1f} points. "
-        "The image is the first that is misclassified with static statistics only. "
+        "The image shown is the first that only the static network misclassifies. "
         f"`{stored['command']}`*"
     )
 
@@ -37,7 +37,7 @@ def evidence() -> str:
     name = ledger.edition()
     claims = ledger.read(name)
     lines = [
-        "| paper | claims | contrast | effect in points [95 % interval] | paper |",
+        "| paper | claims | contrast | our effect in points [95 % interval] | the paper's effect |",
         "|---|---|---|---|---|",
     ]
     for key, (paper, page) in PAPERS.items():

@@ -204,6 +204,7 @@ def recipe_keys() -> str:
     ]
     lines += [
         "(inner keys with dots, as `--optimizer.lr 0.1`). An unknown key is refused with the nearest one.",
+        "Objectives and attacks name their kind: `objective: {kind: mixture, attack: {kind: pgd, steps: 5}}`.",
         "",
     ]
     lines += ["## Top level", "", *_table(Recipe), ""]
@@ -213,7 +214,7 @@ def recipe_keys() -> str:
                 lines += [f"## {field}", "", _first(inner), "", *_table(inner), ""]
     for heading, kinds in (("objective", reader.OBJECTIVES), ("attack", reader.ATTACKS)):
         for name, kind in kinds.items():
-            lines += [f"## {heading}: {{kind: {name}}}", "", _first(kind), "", *_table(kind), ""]
+            lines += [f"## {heading}: {name}", "", _first(kind), "", *_table(kind), ""]
     lines += [
         "## budget",
         "",

@@ -38,6 +38,10 @@ class CurvePGD(PGD):
                 f"and restarts={self.restarts}"
             )
 
+    def __str__(self) -> str:
+        kind = f"{'targeted ' if self.targeted else ''}PGD ({self.loss}), {self.budget}"
+        return f"{kind}, after {', '.join(map(str, self.marks))} steps"
+
     def run(self, task: AttackTask, marks: Sequence[int] = ()) -> Outcome:
         """Run PGD once and judge the images after each number of iterations."""
         outcome = super().run(task, self.marks)

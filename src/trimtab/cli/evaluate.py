@@ -232,7 +232,7 @@ def run_with_progress(model: Any, images: Any, **options: Any) -> Card:
         def notify(status: Any) -> None:
             text = str(status.condition)
             if status.lower > 0 or status.upper < 1:
-                text += f": accuracy from {100 * status.lower:.0f} to {100 * status.upper:.0f} %"
+                text += f" (accuracy between {100 * status.lower:.0f} and {100 * status.upper:.0f} %)"
             update(status.fraction, 1.0, text, status.seconds_left)
 
         card: Card = evaluate.run(model, images, progress=notify, **options)
