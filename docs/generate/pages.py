@@ -139,7 +139,7 @@ def verdicts_of(paper: str) -> str:
 
 
 ABOUT = {
-    "attacks": "Time of other libraries divided by ours. *As shipped*: early stopping; *same rule*: the last iterate.",
+    "attacks": "Time of others divided by ours. *As shipped*: early stopping; *same rule*: the last iterate.",
     "train": "Time relative to a forward/backward baseline, or images per second relative to a plain script.",
     "certify": "Time of the plain procedure divided by ours.",
     "adapt": "Time relative to a plain forward pass.",

@@ -204,7 +204,7 @@ def recipe_keys() -> str:
     ]
     lines += [
         "(inner keys with dots, as `--optimizer.lr 0.1`). An unknown key is refused with the nearest one.",
-        "Objectives and attacks name their kind: `objective: {kind: mixture, attack: {kind: pgd, steps: 5}}`.",
+        "Objectives and attacks name their kind, as `objective: {kind: mixture, attack: {kind: pgd}}`.",
         "",
     ]
     lines += ["## Top level", "", *_table(Recipe), ""]

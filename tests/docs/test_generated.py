@@ -134,6 +134,11 @@ def test_faults_are_summed() -> None:
     assert "| kill | 8 | 200 | 272 | 0 | 0 | 0 |" in page
 
 
+def test_text_of_a_card_is_literal_but_for_code_and_emphasis() -> None:
+    text = "x <- a * x_0, `x_0` of the *test* set"
+    assert pages._escaped(text) == "x &lt;- a \\* x\\_0, `x_0` of the *test* set"
+
+
 def test_a_card_is_read_row_by_row() -> None:
     text = "One: a method.\n\nIdea      first\n          second\nCost      2 passes\n\nMore text."
     assert pages.card(text) == ("One: a method.", {"Idea": "first second", "Cost": "2 passes"})

@@ -45,7 +45,7 @@ def test_every_public_name_is_in_the_reference_with_its_parameters(site: Path, p
 
 
 def test_names_of_the_top_level_are_listed(site: Path) -> None:
-    page = (site / "reference" / "index.html").read_text()
+    page = (site / "reference" / "index.html").read_text().replace("<wbr>", "")
     assert all(f"trimtab.{name}" in page for name in trimtab.__all__)
 
 
@@ -80,7 +80,7 @@ def test_every_command_and_every_key_is_listed(site: Path) -> None:
         "doctor",
     ):
         assert f"trimtab {name}" in page
-    keys = (site / "reference" / "recipes.html").read_text()
+    keys = (site / "reference" / "recipes.html").read_text().replace("<wbr>", "")
     assert all(
         f"<code>{key}</code>" in keys for key in ("batch_size", "running_epochs", "label_smoothing", "eps")
     )
@@ -90,6 +90,18 @@ def test_equations_are_mathml(site: Path) -> None:
     pages = [path.read_text() for path in site.glob("methods/*.html")]
     assert any("<math" in page for page in pages)
     assert not any("arithmatex" in page for page in pages)
+
+
+def test_each_kind_of_objective_and_attack_has_its_heading(site: Path) -> None:
+    page = (site / "reference" / "recipes.html").read_text()
+    headings = re.findall(r'<h2 id="(?:objective|attack)-([\w-]+)"', page)
+    assert {"standard", "mixture", "advbn", "apart", "pgd"} <= set(headings)
+
+
+def test_no_command_of_latex_is_left_in_an_equation(site: Path) -> None:
+    for path in site.glob("*/*.html"):
+        for equation in re.findall(r"<math.*?</math>", path.read_text(), re.S):
+            assert "\\" not in equation, path.name
 
 
 def test_code_can_be_copied(site: Path) -> None:
