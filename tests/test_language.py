@@ -45,8 +45,10 @@ NAMES = {
 }
 """Identifiers that do not say what the value is, or that have been renamed."""
 
-STORED = {("train/reader.py", "optimiser"), ("train/_loop/checkpoint.py", "optimiser")}
-"""Old spellings in recipes and checkpoints that users have, by the file that reads them."""
+STORED = {
+    ("train/reader.py", "optimiser"), ("train/_loop/checkpoint.py", "optimiser"), ("data/sets.py", "beside"),
+}  # fmt: skip
+"""Old names in recipes, checkpoints and code that users have, by the file that accepts them."""
 
 _PATTERN = re.compile(r"\b(?:" + "|".join(WORDS) + r")\b", re.IGNORECASE)
 

@@ -3,7 +3,7 @@
     python docs/pictures/lens.py --standard MODEL --robust MODEL [--other MODEL]
 
 Writes advbn.png, gradients.png, spectra.png, tolerance.png, usefulness.png, landscape.png and branches.png
-beside this file, and prints the accuracies on AdvBN images and on their reconstructions. The encoder is the
+next to this file, and prints the accuracies on AdvBN images and on their reconstructions. The encoder is the
 first stage of the standard network, its decoder is trained here on 5,000 images; the perturbation is found
 against the standard network.
 """

@@ -119,3 +119,18 @@ def test_what_is_no_set_is_refused_in_one_sentence(
 def test_positions_outside_the_set_are_refused(which: object) -> None:
     with pytest.raises(BadInput):
         make(10).subset(which)  # type: ignore[arg-type]
+
+
+def test_a_batch_moves_to_the_device_and_dtype_of_a_model() -> None:
+    batch = next(make().batches(4))
+    moved = batch.to_model(torch.nn.Linear(1, 1).double())
+    assert (moved.x.dtype, moved.y.dtype) == (torch.float64, torch.int64)
+    assert torch.equal(moved.x, batch.x.double())
+    assert torch.equal(moved.ids, batch.ids)
+
+
+def test_the_old_name_of_to_model_warns() -> None:
+    batch, model = next(make().batches(4)), torch.nn.Linear(1, 1).double()
+    with pytest.warns(DeprecationWarning, match=r"Batch\.to_model"):
+        old = batch.beside(model)
+    assert torch.equal(old.x, batch.to_model(model).x)

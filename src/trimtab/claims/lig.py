@@ -60,7 +60,7 @@ def over_training(bench: Bench) -> Callback:
         if event.kind != "epoch":
             return None
         walked: dict[str, list[float]] = {what: [] for what in WALKED}
-        for x, y, _ in (batch.beside(event.model) for batch in batches):
+        for x, y, _ in (batch.to_model(event.model) for batch in batches):
             along = measure.landscape(event.model, x, y)
             low, high = along.loss_range
             for what, value in zip(WALKED, (high - low, along.gradient_change, along.beta), strict=True):
@@ -469,7 +469,7 @@ def alignment(model: nn.Module, images: Images) -> dict[str, float]:
     """Return the accuracy against y + 1 (the label of robust features) and against y."""
     robust = other = n = 0
     with attacks.guard(model), torch.no_grad():
-        for x, y, _ in (batch.beside(model) for batch in images.batches(250)):
+        for x, y, _ in (batch.to_model(model) for batch in images.batches(250)):
             predicted = model(x).argmax(1)
             robust += int((predicted == (y + 1) % len(images.classes)).sum())
             other += int((predicted == y).sum())

@@ -235,7 +235,7 @@ def training_batches(bench: Bench, net: Net, most: int) -> list[Batch]:
     size = min(recipe.batch_size // recipe.accumulate, 128, len(whole) // 4)
     loader = Loader(whole, size, recipe.data.augment, bench.seed, epoch=recipe.epochs, drop_last=True)
     few, model = islice(loader, min(most, len(loader) // 2 * 2)), bench.network(net)
-    return [batch.beside(model) for batch in few]
+    return [batch.to_model(model) for batch in few]
 
 
 MEMORY = 19

@@ -100,7 +100,7 @@ def build(
         if load_tensors(path) is None:
             batch = images.take(torch.arange(start, min(start + chunk, len(images))))
             ids = torch.arange(start, start + len(batch.y))
-            x, y = method(model, batch._replace(ids=ids).beside(model), images, seed)
+            x, y = method(model, batch._replace(ids=ids).to_model(model), images, seed)
             save_tensors(path, {"x": x.float(), "y": y})
         paths.append(path)
         if progress is not None:

@@ -40,7 +40,7 @@ def transfer(
     counts = {(s, t): 0 for s in sources for t in targets}
     for batch in images.batches(batch_size):
         for source, model in sources.items():
-            x, label = method(model, batch.beside(model), images, seed)
+            x, label = method(model, batch.to_model(model), images, seed)
             for target, classifier in targets.items():
                 with guard(classifier), torch.no_grad():
                     counts[source, target] += int((classifier(x).argmax(1) == label).sum())

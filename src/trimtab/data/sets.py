@@ -11,6 +11,7 @@ ids, so the randomness that belongs to an image follows it into every subset.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,10 +41,15 @@ class Batch(NamedTuple):
     ids: Tensor
     """int64 (N,), the images' indices in their set."""
 
-    def beside(self, model: nn.Module) -> Batch:
-        """Where, and as wide as, a model is."""
+    def to_model(self, model: nn.Module) -> Batch:
+        """Return the batch on the model's device, images in its dtype."""
         like = next(model.parameters(), self.x)
         return Batch(self.x.to(like.device, like.dtype), self.y.to(like.device), self.ids)
+
+    def beside(self, model: nn.Module) -> Batch:
+        """Deprecated name of `to_model`."""
+        warnings.warn("Batch.beside is now Batch.to_model", DeprecationWarning, stacklevel=2)
+        return self.to_model(model)
 
 
 class Images(ABC):

@@ -70,7 +70,7 @@ class Subject:
 
     def batch(self, start: int, stop: int) -> Batch:
         """Return the images from start (included) to stop (excluded), on the model's device, in its dtype."""
-        return self.data.take(torch.arange(start, min(stop, len(self.data)))).beside(self.model)
+        return self.data.take(torch.arange(start, min(stop, len(self.data)))).to_model(self.model)
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,7 @@ def rescore(
     like = next(model.parameters(), torch.empty(0))
 
     def first(n: int) -> Tensor:
-        return data.take(torch.arange(min(n, len(data)))).beside(model).x
+        return data.take(torch.arange(min(n, len(data)))).to_model(model).x
 
     with (bn_mode or row.bn_mode).activate(model, first) as module:
         for (start, stop), x in images(row, store):

@@ -158,7 +158,7 @@ def usefulness(
         correct = robust = n = 0
         similarity = Average()
         for batch in images.batches(batch_size):
-            x, y, ids = batch.beside(model)
+            x, y, ids = batch.to_model(model)
             with guard(model), torch.no_grad():
                 correct += int((~is_misclassified(model(x), y)).sum())
             similarity += Average.of(ligs(model, x, y, seed=seed, ids=ids))
