@@ -259,7 +259,7 @@ def test_a_set_that_was_not_checked_is_not_called_right(capsys, tmp_path, monkey
     assert "not checked" in say(capsys, "data", "fetch", "cifar100", "--source", "mine.tar.gz")[1]
     assert "hash is right" in say(capsys, "data", "fetch", "cifar10", "--source", "mine.tar.gz")[1]
     monkeypatch.setattr(data, "available", lambda root: {"cifar100": True})
-    assert "it was there before" in " ".join(say(capsys, "data", "fetch", "cifar100")[1].split())
+    assert "it was fetched before" in " ".join(say(capsys, "data", "fetch", "cifar100")[1].split())
 
 
 def test_advbn_images_hurt_more_than_their_reconstructions():

@@ -141,4 +141,4 @@ def test_a_command_that_runs_out_of_memory_ends_in_one_line(
 
     monkeypatch.setattr(models.pixels.Pixels, "forward", full)
     assert main(["lens", "net:resnet8,width=1,channels=1", "--limit", "2"]) == 2
-    assert "memory ran out; take smaller batches" in capsys.readouterr().err
+    assert "out of memory; use smaller batches" in capsys.readouterr().err

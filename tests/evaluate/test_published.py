@@ -111,8 +111,8 @@ def test_files_of_other_images_are_refused(folder: Path) -> None:
 def test_what_is_not_comparable_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "zoo:sample-standard", "--limit", "4"]
     for more, complaint in (
-        (["--corrupted", f"imagenet-c:{folder / 'c'}"], "--corrupted goes with --suite corruptions"),
-        (["--suite", "corruptions", "--baseline", "alexnet"], "is of the published files"),
+        (["--corrupted", f"imagenet-c:{folder / 'c'}"], "--corrupted needs --suite corruptions"),
+        (["--suite", "corruptions", "--baseline", "alexnet"], "needs the published files"),
     ):
         assert main([*words, *more]) == 2
         assert complaint in capsys.readouterr().err

@@ -12,7 +12,15 @@ import tyro
 import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
-from trimtab.cli.options import OnImages, Place, corruption, first, first_images, is_main_process, origin
+from trimtab.cli.options import (
+    OnImages,
+    OptionalPath,
+    describe_images,
+    describe_source,
+    first,
+    is_main_process,
+    parse_corruption,
+)
 from trimtab.types import BadInput, at_least, number
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ class Adapt(OnImages):
     """What rho blends in addition to the mean: std (the paper) or var."""
     store: Path = Path(".trimtab/store.sqlite")
     """File that stores the results."""
-    save: Place = None
+    save: OptionalPath = None
     """Freeze the statistics on noisy training images, as certification requires, with the last --rho, and
     save the model here."""
     save_sigma: str = "0.25"
@@ -54,7 +62,7 @@ class Adapt(OnImages):
     def run(self) -> int:
         """Run the command and return its exit code."""
         self._check()
-        model, images = self.opened()
+        model, images = self.load_model_and_images()
         n = len(first(images, self.limit))
         sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # a batch has at most all images
         cards = {size: self._evaluate(model, images, size) for size in sizes}
@@ -65,7 +73,7 @@ class Adapt(OnImages):
 
             print(json.dumps({size: json.loads(card.json()) for size, card in cards.items()}, sort_keys=True))
         else:
-            self._print(cards, first_images(images, n))
+            self._print(cards, describe_images(images, n))
         return 0
 
     def _check(self) -> None:
@@ -90,7 +98,7 @@ class Adapt(OnImages):
         batch = next(iter(training.batches(self.save_images)))
         frozen = adapt.frozen_under_noise(
             model, batch.x, number(self.save_sigma), self.seed, batch.ids, number(self.rho[-1]),
-            self.blend_of, origin(training, images),
+            self.blend_of, describe_source(training, images),
         )  # fmt: skip
         if isinstance(frozen, models.Pixels) and not frozen.recorded:  # its size was a guess
             frozen = frozen.described(spec=replace(frozen.spec, size=images.spec.size))
@@ -127,4 +135,4 @@ def _lines(cards: Mapping[int, Card]) -> list[list[str]]:
 
 
 def _corrupted(text: str) -> Any:
-    return evaluate.Corrupted(*corruption(text))
+    return evaluate.Corrupted(*parse_corruption(text))

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from trimtab.cli.lazy import console, measure, norm
-from trimtab.cli.options import Number, OnImages, first, first_images
+from trimtab.cli.options import FloatOrRatio, OnImages, describe_images, first
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Analyze(OnImages):
     """
 
     limit: int = 512
-    eps: tuple[Number, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    eps: tuple[FloatOrRatio, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
     """Relative radii of statistics shifts."""
     source: Literal["running", "batch"] = "running"
     """The statistics to shift: running, or those of each batch."""
@@ -38,8 +38,8 @@ class Analyze(OnImages):
         """Run the command and return its exit code."""
         if min(self.groups) < 1 or (max(self.groups) > 1 and self.source == "running"):
             raise BadInput("--groups takes integers from 1; more than 1 group needs --source batch")
-        model, images = self.opened()
-        batches = [batch.beside(model) for batch in first(images, self.limit).batches(self.batch_size)]
+        model, images = self.load_model_and_images()
+        batches = [batch.to_model(model) for batch in first(images, self.limit).batches(self.batch_size)]
         results = self._measure(model, images, batches)
         if self.json:
             console.as_json(results)
@@ -89,7 +89,7 @@ class Analyze(OnImages):
     def _print(self, results: Mapping[str, Any], images: Any, batches: Sequence[Batch]) -> None:
         n = sum(len(batch.y) for batch in batches)
         console.table(
-            f"{self.model} on the {first_images(images, n)}, BN mode running: LIGS (1: the same gradient "
+            f"{self.model} on the {describe_images(images, n)}, BN mode running: LIGS (1: the same gradient "
             "at a nearby image, whose pixels are not clipped)",
             list(results["ligs"]),
             [[f"{value:.3f}" for value in results["ligs"].values()]],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trimtab
 from trimtab.cli.lazy import console, data, models, norm
-from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, Strict, Text, first
+from trimtab.cli.options import AS_RECORDED, Json, Model, OptionalStr, Preprocessing, Split, Strict, first
 
 if TYPE_CHECKING:
     from trimtab.data import Images
@@ -21,7 +21,7 @@ class Audit:
     """
 
     model: Model
-    data: Text = None
+    data: OptionalStr = None
     """Images to compare statistics with, such as sample, cifar10 or folder:PATH."""
     split: Split = "test"
     preprocessing: Preprocessing = AS_RECORDED
@@ -32,7 +32,7 @@ class Audit:
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        model = self.preprocessing.applied(trimtab.load(self.model))
+        model = self.preprocessing.apply_to(trimtab.load(self.model))
         images = None
         if self.data is not None:
             images = first(data.load(self.data, self.split, input=model.spec), self.limit)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import console
-from trimtab.cli.options import Json, Place, Text
+from trimtab.cli.options import Json, OptionalPath, OptionalStr
 from trimtab.types import BadInput
 
 TREE = Path(__file__).parents[3]
@@ -36,11 +36,11 @@ class Bench:
     """CPU threads of all contestants."""
     quick: tyro.conf.FlagCreatePairsOff[bool] = False
     """A smoke test: tiny networks, one round; its timings mean nothing."""
-    standard: Text = None
+    standard: OptionalStr = None
     """A network without robustness for `attacks`; zoo:cifar10-standard if not given."""
-    robust: Text = None
+    robust: OptionalStr = None
     """An adversarially trained one; zoo:cifar10-adversarial if not given."""
-    out: Place = None
+    out: OptionalPath = None
     """Write OUT.md and OUT.json, as in --out docs/results/speed."""
     json: Json = False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data
-from trimtab.cli.options import Number, OnImages, Text, origin
+from trimtab.cli.options import FloatOrRatio, OnImages, OptionalStr, describe_source
 from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class Certify(OnImages):
     """Noise samples that guess the class."""
     n: int = 10_000
     """Noise samples that certify it; radii end at 3.2 sigma for 10,000 and at 3.8 sigma for 100,000."""
-    alpha: Number = 0.001
+    alpha: FloatOrRatio = 0.001
     """The probability that a certificate is wrong."""
     adapt: int = 0
     """Freeze the statistics on N noisy images first; 0 leaves them as they are."""
-    adapt_on: Text = None
+    adapt_on: OptionalStr = None
     """Which images: train (sound, the default), or test as in the paper (labeled so)."""
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
@@ -44,7 +44,7 @@ class Certify(OnImages):
     def run(self) -> int:
         """Run the command and return its exit code."""
         self._check()
-        model, images = self.opened()
+        model, images = self.load_model_and_images()
         cards = {
             f"sigma {sigma:g}": self._measured(model, images, sigma) for sigma in map(number, self.sigma)
         }
@@ -100,7 +100,7 @@ class Certify(OnImages):
         split = self.adapt_on or "train"
         known = data.load(self.data, split, input=model.spec)
         batch = next(iter(known.batches(self.adapt)))
-        what = origin(known, images, split)
+        what = describe_source(known, images, split)
         frozen = adapt.frozen_under_noise(model, batch.x, sigma, self.seed, batch.ids, what=what)
         return frozen, str(frozen.provenance)
 

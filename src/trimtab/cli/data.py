@@ -1,4 +1,4 @@
-"""`trimtab data`: image sets, fetched and listed."""
+"""`trimtab data`: fetch and list image sets."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated
 import tyro
 
 from trimtab.cli.lazy import console, data
-from trimtab.cli.options import Json, Place
+from trimtab.cli.options import Json, OptionalPath
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Download a published set and check it. Killed and run again, it resumes."""
+    """Download a published set and check it. An interrupted download resumes."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """cifar10, cifar100, svhn or tiny-imagenet."""
-    root: Place = None
+    root: OptionalPath = None
     """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
-    source: Place = None
-    """The published file, if it is at hand: nothing is downloaded then."""
+    source: OptionalPath = None
+    """A local copy of the published file, used instead of downloading."""
     json: Json = False
 
     def run(self) -> int:
@@ -28,47 +28,41 @@ class Fetch:
         from trimtab.data.fetch import checked
 
         before = data.available(self.root).get(self.name, False)
-        with console.progress(f"fetching {self.name}") as tell:
-            home = data.fetch(
-                self.name, self.root, lambda what, done, total: tell(done, total, what), self.source
+        with console.progress(f"fetching {self.name}") as update:
+            folder = data.fetch(
+                self.name, self.root, lambda what, done, total: update(done, total, what), self.source
             )
-        right = checked(self.name, self.source, before)
-        why = "it was there before" if before else f"{self.source} is not named like the published file"
-        hashed = ", and its hash is right" if right else f"; its hash was not checked: {why}"
-        about = {"name": self.name, "folder": home, "checked": right}
-        return console.result(self.json, about, f"{self.name} is in {home}{hashed}.")
+        verified = checked(self.name, self.source, before)
+        reason = "it was fetched before" if before else f"{self.source} is not named like the published file"
+        outcome = ", and its hash is right" if verified else f"; its hash was not checked: {reason}"
+        about = {"name": self.name, "folder": folder, "checked": verified}
+        return console.result(self.json, about, f"{self.name} is in {folder}{outcome}.")
 
 
 @dataclass(frozen=True)
 class List:
-    """What `--data` understands, and which published sets are here."""
+    """List what `--data` accepts, and which published sets were fetched."""
 
-    root: Place = None
+    root: OptionalPath = None
     """Where sets are kept; $TRIMTAB_DATA or ~/.cache/trimtab if not given."""
     json: Json = False
 
     def run(self) -> int:
         """Run the command and return its exit code."""
-        here = data.available(self.root)
+        fetched = data.available(self.root)
         if self.json:
-            console.as_json(here)
+            console.as_json(fetched)
             return 0
-        states = {"sample": "comes with trimtab", "two-cue": "made on the spot"}
-        rows = [
-            [
-                name,
-                states.get(name)
-                or {True: "here", False: f"`trimtab data fetch {name}`", None: "your files"}[here.get(name)],
-            ]
-            for name in data.NAMES
-        ]
+        where = {"sample": "comes with trimtab", "two-cue": "generated when loaded"}
+        where |= {name: "here" if done else f"`trimtab data fetch {name}`" for name, done in fetched.items()}
+        rows = [[name, where.get(name, "your files")] for name in data.NAMES]
         console.table("Image sets", ["--data", "where"], rows)
         return 0
 
 
 @dataclass(frozen=True)
 class Data:
-    """Fetch published image sets, and list what there is."""
+    """Fetch published image sets, and list the available ones."""
 
     action: Annotated[Fetch, tyro.conf.subcommand("fetch")] | Annotated[List, tyro.conf.subcommand("list")]
 

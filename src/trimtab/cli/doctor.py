@@ -1,4 +1,4 @@
-"""`trimtab doctor`: is this installation sound? Versions, and a self test of a few seconds."""
+"""`trimtab doctor`: check an installation: versions, and a self test of a few seconds."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Doctor:
         """Run the command and return its exit code."""
         from trimtab.models.architectures import extra
 
-        required = needed()
+        required = required_packages()
         versions = {name: _version(name) for name in (*required, *EXTRAS)}
         extras = {f"import {name}": partial(extra, name) for name in EXTRAS if versions[name]}
-        results = {name: _try(test) for name, test in (TESTS | extras).items()}
+        results = {name: _timed(test) for name, test in (TESTS | extras).items()}
         missing = [name for name in required if versions[name] is None]
         sound = not missing and all(error is None for error, _ in results.values())
         if self.json:
@@ -44,18 +44,18 @@ class Doctor:
             for name, installed in versions.items()
         ]
         console.table(f"trimtab {_version('trimtab')}, on {_device()}", ["package", "version"], rows)
-        checked = [[name, error or "ok", f"{seconds:.1f} s"] for name, (error, seconds) in results.items()]
-        console.table("Self test", ["check", "result", "took"], checked, right=[2])
+        test_rows = [[name, error or "ok", f"{seconds:.1f} s"] for name, (error, seconds) in results.items()]
+        console.table("Self test", ["check", "result", "took"], test_rows, right=[2])
         console.say("All is well." if sound else "Something is wrong: see above.")
         return int(not sound)
 
 
-def needed() -> list[str]:
-    """Return the packages that trimtab requires, by its metadata; none from a source tree without any."""
+def required_packages() -> list[str]:
+    """Return the packages that trimtab requires, by its metadata; none if it is not installed."""
     try:
         lines = requires("trimtab") or []
     except PackageNotFoundError:
-        lines = []
+        return []
     return [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
 
 
@@ -78,17 +78,18 @@ def _device() -> str:
     )
 
 
-def _try(test: Callable[[], object]) -> tuple[str | None, float]:
-    began = time.perf_counter()
+def _timed(test: Callable[[], object]) -> tuple[str | None, float]:
+    """Run a test and return its error, None if there is none, and its seconds."""
+    start = time.perf_counter()
     try:
         test()
         error = None
-    except Exception as problem:  # whatever is wrong with an installation, this command reports it
+    except Exception as problem:  # any error is a finding of this command
         error = f"{type(problem).__name__}: {problem}"
-    return error, time.perf_counter() - began
+    return error, time.perf_counter() - start
 
 
-def _steering() -> None:
+def _check_steering() -> None:
     import copy
 
     import torch
@@ -100,7 +101,7 @@ def _steering() -> None:
     assert list(norm.release(steered).state_dict()) == list(stock.state_dict()), "release changed the keys"
 
 
-def _attacking() -> None:
+def _check_attack() -> None:
     import torch
 
     model = models.build("resnet8", classes=10, width=8)
@@ -109,14 +110,14 @@ def _attacking() -> None:
     assert float((adv - x).abs().max()) <= 8 / 255 + 1e-6, "an attack left its budget"
 
 
-def _adapting() -> None:
+def _check_adapt() -> None:
     import torch
 
     model, x = models.build("resnet8", classes=10, width=8).eval(), torch.rand(16, 3, 32, 32)
     assert torch.equal(adapt.per_batch(model, rho=0.0)(x), model(x)), "rho 0 is not the model itself"
 
 
-def _certifying() -> None:
+def _check_certify() -> None:
     import torch
 
     model = models.build("resnet8", classes=10, width=8).eval()
@@ -124,14 +125,14 @@ def _certifying() -> None:
     assert len(certificates.classes) == 2, "certificates are missing"
 
 
-def _bfloat16() -> None:
+def _check_bfloat16() -> None:
     from trimtab._bfloat16 import probe
 
     if not probe().works:
         raise BadInput(str(probe()))
 
 
-def _reading() -> None:
+def _check_images() -> None:
     images = data.load("sample", "test")
     batch = next(iter(images.batches(32)))
     assert batch.x.shape[0] == 32, "the embedded sample cannot be read"
@@ -139,10 +140,10 @@ def _reading() -> None:
 
 
 TESTS: dict[str, Callable[[], object]] = {
-    "steer and release": _steering,
-    "attack": _attacking,
-    "adapt": _adapting,
-    "certify": _certifying,
-    "read and corrupt images": _reading,
-    "bfloat16": _bfloat16,
+    "steer and release": _check_steering,
+    "attack": _check_attack,
+    "adapt": _check_adapt,
+    "certify": _check_certify,
+    "read and corrupt images": _check_images,
+    "bfloat16": _check_bfloat16,
 }

@@ -1,4 +1,4 @@
-"""`trimtab evaluate`: scorecard, trust card, store, report page."""
+"""`trimtab evaluate`: print a scorecard and a trust card, store the results, write a report page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import attacks, console, evaluate, report, train
-from trimtab.cli.options import OnImages, Place, Strict, Text, first, is_main_process, whole
+from trimtab.cli.options import OnImages, OptionalPath, OptionalStr, Strict, first, is_main_process, parse_int
 from trimtab.types import BadInput, number
 
 if TYPE_CHECKING:
@@ -67,18 +67,18 @@ class Evaluate(OnImages):
     """Processes on this machine."""
     store: Path = Path(".trimtab/store.sqlite")
     """Where results are kept."""
-    html: Place = None
+    html: OptionalPath = None
     """Write the report page here."""
-    corrupted: Text = None
-    """For corruptions: published files to take in place of corrupting --data on the fly, as imagenet-c:PATH,
-    cifar10-c:PATH or cifar100-c:PATH; --data are the clean images that they were made from."""
-    baseline: Text = None
-    """For corruptions: the id of a run on the same images; mCE divides by its errors. With imagenet-c files
+    corrupted: OptionalStr = None
+    """For corruptions: published files (imagenet-c:PATH, cifar10-c:PATH or cifar100-c:PATH) instead of
+    corrupting --data on the fly; --data must be the clean images that they were made from."""
+    baseline: OptionalStr = None
+    """For corruptions: the id of a run on the same images, by whose errors mCE divides; with imagenet-c files
     also alexnet, as in the literature."""
     keep_images: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the adversarial images in the store."""
     force: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Attack even where the trust card finds that the numbers will be meaningless (wrong pixels, say)."""
+    """Attack even if the trust card finds that the numbers will be meaningless, e.g. wrong pixel values."""
     strict: Strict = False
 
     def run(self) -> int:
@@ -87,12 +87,12 @@ class Evaluate(OnImages):
 
         for option in ("baseline", "corrupted"):
             if getattr(self, option) is not None and self.suite != "corruptions":
-                raise BadInput(f"--{option} goes with --suite corruptions; {self.suite} does not use it")
+                raise BadInput(f"--{option} needs --suite corruptions; {self.suite} does not use it")
         if self.html is not None:
             from trimtab.report.page import require_folder
 
             require_folder(self.html)
-        model, images = self.opened()
+        model, images = self.load_model_and_images()
         baseline = self._baseline(images)
         linf, l2 = attacks.Linf(self.eps), attacks.L2(self.eps_l2)
         added = [named_attack(text, linf) for text in self.attack]
@@ -136,7 +136,7 @@ class Evaluate(OnImages):
         return int(self.strict and not card.trusted)
 
     def _baseline(self, images: Images) -> Baseline | None:
-        """The run to divide errors by, if it has them all and was measured on the same images."""
+        """Return the run to divide errors by; it must have every error, measured on the same images."""
         from trimtab.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
         from trimtab.evaluate.corruption import baseline_of
         from trimtab.measure.corruption_error import ALEXNET
@@ -146,7 +146,7 @@ class Evaluate(OnImages):
         if self.baseline == "alexnet":
             if not (self.corrupted or "").startswith("imagenet-c:"):
                 raise BadInput(
-                    "--baseline alexnet is of the published files: give --corrupted imagenet-c:PATH"
+                    "--baseline alexnet needs the published files: give --corrupted imagenet-c:PATH"
                 )
             return ALEXNET
         card = evaluate.find(self.baseline, self.store).card
@@ -154,12 +154,16 @@ class Evaluate(OnImages):
         needed = (*CORRUPTIONS, *(() if self.corrupted else EXTRA_CORRUPTIONS))
         if missing := [name for name in needed if name not in summary.mean_errors]:
             raise BadInput(
-                f"the run {self.baseline!r} has no error for {missing[0]}; take one of --suite corruptions"
+                f"the run {self.baseline!r} has no error for {missing[0]}; use a run of --suite corruptions"
             )
-        of_files = {getattr(row.condition, "published", None) for row in card.rows} - {None}
-        if of_files != {self.corrupted is not None}:
-            made = "on the fly" if self.corrupted else "as published files"
-            raise BadInput(f"the corrupted images of the run {self.baseline!r} were made {made}, here not")
+        published = {getattr(row.condition, "published", None) for row in card.rows} - {None}
+        here = self.corrupted is not None
+        if published != {here}:
+            how = {True: "on published files", False: "with images corrupted on the fly"}
+            raise BadInput(
+                f"the run {self.baseline!r} was measured {how[not here]}, this one is {how[here]}; "
+                "both must be the same"
+            )
         n = len(first(images, self.limit))
         if card.provenance.get("data") != images.digest or card.rows[0].n != n:
             raise BadInput(
@@ -194,7 +198,7 @@ class Evaluate(OnImages):
 
 
 def _by_corruption(summaries: Sequence[CorruptionError], names: Mapping[str, str]) -> list[list[str]]:
-    """The error of each corruption; of a single BN mode also its CE and the errors by severity."""
+    """Return a row per corruption with its error; for a single BN mode also its CE and errors by severity."""
     rows = [
         [title, *(console.percent(summary.mean_errors[name]) for summary in summaries)]
         for name, title in names.items()
@@ -207,7 +211,7 @@ def _by_corruption(summaries: Sequence[CorruptionError], names: Mapping[str, str
 
 
 def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
-    """The mCE of each BN mode, for scripts."""
+    """Return the mCE of each BN mode, for --json."""
     from trimtab.evaluate.corruption import corruption_errors
 
     modes = dict.fromkeys(row.bn_mode for row in card.rows)
@@ -221,7 +225,7 @@ def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
 
 
 def run_with_progress(model: Any, images: Any, **options: Any) -> Card:
-    """Call `evaluate.run` with a bar that shows bounds on the accuracy so far; shared under torchrun."""
+    """Call `evaluate.run` with a progress bar; under torchrun the processes share the work."""
     options.setdefault("command", shlex.join(["trimtab", *sys.argv[1:]]))
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "LOCAL_WORLD_SIZE" in os.environ:
         options["fabric"] = train.Engine().start("32-true")
@@ -240,7 +244,7 @@ def run_with_progress(model: Any, images: Any, **options: Any) -> Card:
 
 
 def bn_mode(text: str) -> Any:
-    """Return the BN mode that the command line names."""
+    """Parse a value of --bn-modes."""
     kind, _, rest = text.partition(":")
     if kind == "running" and not rest:
         return evaluate.RunningMode()
@@ -249,24 +253,24 @@ def bn_mode(text: str) -> Any:
     if kind == "batch":
         return evaluate.PerBatchMode(number(rest or 1.0))
     if kind == "frozen":
-        return evaluate.FrozenMode(images=whole(rest or "256", "frozen:IMAGES"))
+        return evaluate.FrozenMode(images=parse_int(rest or "256", "frozen:IMAGES"))
     raise BadInput(f"{text!r} is not a BN mode; write one of {BN_MODES}")
 
 
 def named_attack(text: str, budget: Any) -> Any:
-    """Return the attack that the command line names.
+    """Parse a value of --attack.
 
     Args:
-        text: The name, perhaps with a number.
-        budget: Its budget.
+        text: The name, optionally with a number, such as eot:10.
+        budget: The attack's budget.
     """
     kind, _, rest = text.partition(":")
     if kind == "eot":
-        return attacks.EOT(attacks.PGD(budget, steps=20), m=whole(rest or "10", "eot:M"))
+        return attacks.EOT(attacks.PGD(budget, steps=20), m=parse_int(rest or "10", "eot:M"))
     if kind == "through-batch" and not rest:
         return attacks.ThroughBatch(attacks.PGD(budget, steps=20))
     if kind == "targeted":
-        steps = whole(rest or "100", "targeted:STEPS")
+        steps = parse_int(rest or "100", "targeted:STEPS")
         marks = (*(n for n in (10, 20, 100, 500) if n < steps), steps)
         return attacks.CurvePGD(budget, steps=steps, step_size="1/255", targeted=True, marks=marks)
     raise BadInput(f"{text!r} is not an attack; write eot:M, through-batch or targeted:STEPS")

@@ -10,7 +10,7 @@ import tyro
 
 import trimtab
 from trimtab.cli.lazy import adapt, console, data, models
-from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, first, whole
+from trimtab.cli.options import AS_RECORDED, Json, Model, Preprocessing, Split, first, parse_int
 from trimtab.types import BadInput
 
 SUFFIXES = {"stock": ".safetensors", "timm": "-timm", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -54,9 +54,9 @@ class Export:
         from trimtab.models.export import TOLERANCE
 
         out = self.out or Path(f"model{SUFFIXES[self.to]}")
-        model = self.preprocessing.applied(trimtab.load(self.model))
+        model = self.preprocessing.apply_to(trimtab.load(self.model))
         if kind == "frozen":
-            model = self._frozen(model, whole(value, "--state frozen"))
+            model = self._frozen(model, parse_int(value, "--state frozen"))
         branch = value if kind == "branch" else "main"
         models.export(model, out, self.to, branch, self.statistics_as_inputs)
         size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))

@@ -1,4 +1,4 @@
-"""The entry point: arguments become a command, and errors become one line on stderr."""
+"""The entry point: parse the arguments, run the command, report errors in one line on stderr."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ COMMANDS: dict[str, type[Any]] = {
     "bench": Bench,
     "doctor": Doctor,
 }
-"""Each is a frozen dataclass; the first line of its docstring is its line in the help."""
+"""Each command is a frozen dataclass; `trimtab --help` shows the first line of its docstring."""
 
 ABOUT = """usage: trimtab COMMAND [arguments]
 
@@ -71,7 +71,7 @@ DATA is sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`).
 
 
 def about() -> str:
-    """Return the text of `trimtab --help`: a line per command, the first of its docstring."""
+    """Return the text of `trimtab --help`, with the first line of every command's docstring."""
     width = max(map(len, COMMANDS)) + 2
     lines = (f"  {name:{width}}{(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items())
     return ABOUT.format(commands="\n".join(lines))
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if any("\0" in word for word in given):
-        return _fail("an argument contains a null byte, which no name of a file or model can")
+        return _fail("an argument contains a null byte; no file or model name can")
     given, warnings = modernize(given)
     for warning in warnings:
         print(f"trimtab: {warning}", file=sys.stderr)
@@ -95,10 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = parse(COMMANDS, given)
         if isinstance(command, Train):
             command = command.with_overrides(overrides)
-        if not isinstance(command, Bench):  # it measures others as their users run them
+        if not isinstance(command, Bench):  # its peers are measured with the default allocator
             tune_allocator(large=isinstance(command, Train))
         with ExitStack() as stack:
-            if not is_main_process():  # only the first of several prints; errors are printed by each
+            if not is_main_process():  # only the main process prints; every process prints its errors
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             return int(command.run())
     except BadInput as problem:
@@ -110,37 +110,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail("interrupted; what was finished is kept")
         return 130
     except Exception as problem:
-        sentence = None if os.environ.get(TRACE) else _explained(problem)
+        sentence = None if os.environ.get(TRACE) else _explain(problem)
         if sentence is None:
             raise
         return _fail(sentence)
 
 
 TRACE = "TRIMTAB_TRACE"
-"""Set in the environment, it shows where an error came from."""
+"""Environment variable: if it is set, errors show their stack trace."""
 
 
-_MISFITS = ("shapes cannot be multiplied", "must match", "expected input", "Calculated padded input size")
-"""Parts of torch's messages where layers get another shape than they were made for."""
+_SHAPE_ERRORS = (
+    "shapes cannot be multiplied",
+    "must match",
+    "expected input",
+    "Calculated padded input size",
+)
+"""Parts of torch's messages when a layer gets an input of the wrong shape."""
 
 
-def _explained(problem: Exception) -> str | None:
-    """What went wrong, in a sentence, if it is the machine's fault or that of code which is not ours."""
+def _explain(problem: Exception) -> str | None:
+    """Explain an error of the machine or of the user's code in a sentence; None for an error of trimtab."""
     from trimtab.runtime import is_out_of_memory
 
     first = (str(problem).splitlines() or [""])[0]
     if is_out_of_memory(problem):
-        return "memory ran out; take smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
-    if isinstance(problem, RuntimeError) and any(words in str(problem) for words in _MISFITS):
+        return "out of memory; use smaller batches (--batch-size, --chunk, --adapt, a recipe's batch_size)"
+    if isinstance(problem, RuntimeError) and any(words in str(problem) for words in _SHAPE_ERRORS):
         return f"the network cannot take these images: {first}"
-    if isinstance(problem, OSError) and problem.errno is not None:  # else it is a library's own
+    if (
+        isinstance(problem, OSError) and problem.errno is not None
+    ):  # libraries raise OSErrors of their own without an errno
         return f"{problem.filename or 'a file'}: {problem.strerror or problem}"
-    place = _in_their_code(problem)
-    return place and f"{place} raised {type(problem).__name__}: {first} (where from, {TRACE}=1 shows)"
+    line = _users_line(problem)
+    return line and f"{line} raised {type(problem).__name__}: {first} ({TRACE}=1 shows the stack trace)"
 
 
-def _in_their_code(problem: Exception) -> str | None:
-    """The line of the user's code that an error came from, if it passed through it after ours."""
+def _users_line(problem: Exception) -> str | None:
+    """Return the line of the user's code that raised an error; None if trimtab's code raised it."""
     ours, library = Path(trimtab.__file__).parent, Path(sysconfig.get_path("stdlib"))
     for frame in reversed(traceback.extract_tb(problem.__traceback__)):
         file = Path(frame.filename)
@@ -153,7 +160,7 @@ def _in_their_code(problem: Exception) -> str | None:
 
 
 def _fail(sentence: str) -> int:
-    """Print one line on stderr, whatever it quotes (line breaks, control characters), and return 2."""
+    """Print a message on stderr, as one line without control characters, and return exit code 2."""
     line = " ".join(sentence.split())
     print("trimtab: " + "".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
     return 2

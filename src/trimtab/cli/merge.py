@@ -1,4 +1,4 @@
-"""`trimtab merge`: exact pooled statistics of shards, clients or checkpoints."""
+"""`trimtab merge`: pool the statistics of shards, clients or checkpoints exactly."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trimtab.types import BadInput
 class Merge:
     """Pool the statistics of several packs or models exactly.
 
-    An average of variances, as federated averaging takes it, misses the variance between the parts; the
-    command prints by how much.
+    Averaging the variances, as federated averaging does, misses the variance between the parts; the command
+    prints the error that it would make.
 
       merge monday.safetensors tuesday.safetensors --out week.safetensors
       merge file:client-a file:client-b --counts 5000 12000 --out all.safetensors
@@ -30,7 +30,7 @@ class Merge:
     out: Path
     """The pack to write; `trimtab pack apply` puts it into a model."""
     counts: tuple[int, ...] = ()
-    """Number of images behind each part; not needed for packs that carry their own."""
+    """Number of images of each part; not needed for packs that record it."""
     json: Json = False
 
     def run(self) -> int:
@@ -40,16 +40,15 @@ class Merge:
         packs = [_pack(part) for part in self.parts]
         merged = norm.merge(packs, self.counts or None)
         norm.save_pack(merged, self.out)
-        error = norm.averaging_error(packs, merged, self.counts or None)
-        layer = max(error, key=lambda name: error[name])
-        off = console.percent(error[layer])
-        forced = "The parts have different weights: applying the pack takes --force."
+        errors = norm.averaging_error(packs, merged, self.counts or None)
+        worst = max(errors, key=lambda name: errors[name])
+        needs_force = "The parts have different weights: `trimtab pack apply` needs --force."
         return console.result(
             self.json,
-            {"out": self.out, "layers": len(merged.layers), "averaging_error": error},
+            {"out": self.out, "layers": len(merged.layers), "averaging_error": errors},
             f"{len(packs)} parts, {len(merged.layers)} layers: {self.out}",
-            f"Averaging the variances would be off by up to {off}, at {layer}.",
-            *([] if merged.weights else [forced]),
+            f"Averaging the variances would be off by up to {console.percent(errors[worst])}, at {worst}.",
+            *([] if merged.weights else [needs_force]),
         )
 
 

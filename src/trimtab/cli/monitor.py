@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import adapt, console, data, norm
-from trimtab.cli.options import Number, OnImages, Place, Text, corruption, first
+from trimtab.cli.options import FloatOrRatio, OnImages, OptionalPath, OptionalStr, first, parse_corruption
 from trimtab.types import BadInput, at_least
 
 
@@ -33,7 +33,7 @@ class Monitor(OnImages):
 
     data: str = "sample"
     """The stream (`trimtab data list`)."""
-    reference: Text = None
+    reference: OptionalStr = None
     """Held-out clean images, not training images; if not given, the first --reference-images of --data, which
     are then not monitored."""
     reference_split: Annotated[str, tyro.conf.arg(help="The part of --reference to take.")] = "test"
@@ -43,19 +43,19 @@ class Monitor(OnImages):
     """Fit the accuracy estimate on the reference images, which need labels, under 19 corruptions."""
     packs: tuple[Path, ...] = ()
     """Packs of other domains; the result names the one that fits the stream."""
-    corruption: Text = None
+    corruption: OptionalStr = None
     """Corrupt the stream with NAME:SEVERITY, as a trial."""
-    alarm_rate: Number = 0.01
+    alarm_rate: FloatOrRatio = 0.01
     """Upper bound on the probability of ever raising a false alarm."""
-    fraction: Number = 0.25
+    fraction: FloatOrRatio = 0.25
     """Fraction of the images to observe."""
-    state: Place = None
+    state: OptionalPath = None
     """Where the state is kept between calls."""
-    log: Place = None
+    log: OptionalPath = None
     """Append a JSON line here after every --every images."""
     every: int = 500
     """Number of images between two lines of the log."""
-    html: Place = None
+    html: OptionalPath = None
     """Write a page with charts here."""
     batch_size: int = 128
     strict: Annotated[
@@ -74,7 +74,7 @@ class Monitor(OnImages):
             from trimtab.report.page import require_folder
 
             require_folder(self.html)
-        model, images = self.opened()
+        model, images = self.load_model_and_images()
         monitor, images = self._monitor(model, first(images, self.limit))
         rows = self._read_log(monitor)
         with console.progress(f"monitoring {self.data}") as update:
@@ -148,7 +148,7 @@ class Monitor(OnImages):
         """Run the images through the monitor; yield the number of images done after each batch."""
         import torch
 
-        corrupted = None if self.corruption is None else corruption(self.corruption)
+        corrupted = None if self.corruption is None else parse_corruption(self.corruption)
         done = 0
         monitor.eval()
         for batch in images.batches(self.batch_size):

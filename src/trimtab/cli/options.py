@@ -33,10 +33,10 @@ Device = Annotated[
     str, tyro.conf.arg(help="Where the model runs: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
 ]
 
-Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
-Text = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="(optional)")]
-Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
-Number = Annotated[
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
+OptionalStr = Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="(optional)")]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+FloatOrRatio = Annotated[
     float,
     PrimitiveConstructorSpec(
         nargs=1,
@@ -46,7 +46,7 @@ Number = Annotated[
         str_from_instance=lambda value: [f"{value:g}"],
     ),
 ]
-"""May be written 1/1000."""
+"""A float, which may be written as a ratio such as 1/1000."""
 
 
 def is_main_process() -> bool:
@@ -56,46 +56,47 @@ def is_main_process() -> bool:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How image files become the model's input, where it differs from what the model records."""
+    """Options that replace the preprocessing that the model records."""
 
-    input_size: Count = None
+    input_size: OptionalInt = None
     """Height and width of the model's input in pixels."""
     crop_fraction: Annotated[str | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")] = (
         None
     )
     """Side of the central crop divided by the resized image's shorter side (timm's crop_pct)."""
-    resize: Count = None
+    resize: OptionalInt = None
     """The resized image's shorter side in pixels, instead of --crop-fraction."""
-    interpolation: Text = None
+    interpolation: OptionalStr = None
     """How images are resized: nearest, bilinear, bicubic, lanczos, box or hamming."""
-    crop_mode: Text = None
+    crop_mode: OptionalStr = None
     """center, squash or border."""
     mean: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLOAT ...")] = ()
     """Mean that the model subtracts, one per channel, such as 0.485 0.456 0.406."""
     std: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLOAT ...")] = ()
     """Std that the model divides by, one per channel."""
 
-    def applied(self, model: Any) -> Any:
-        """Return the model with the given options in place of what it records."""
+    def apply_to(self, model: Any) -> Any:
+        """Return the model with these options in place of what it records."""
         from trimtab.models import wrap
 
         spec = model.spec
-        given = {name: value for name, value in self._given() if value is not None}
-        files = given.keys() - {"mean", "std"}
-        if files and self.input_size is None and not model.recorded:
-            raise BadInput("the model records no input size; give it, too: --input-size 224, for example")
+        changes = {name: value for name, value in self._options() if value is not None}
+        resizes = bool(changes.keys() - {"mean", "std"})
+        if resizes and self.input_size is None and not model.recorded:
+            raise BadInput("the model records no input size; add it, e.g. --input-size 224")
         if self.crop_fraction is not None and self.resize is not None:
             raise BadInput("--crop-fraction and --resize set the same size; give one of them")
         at_least(1, **{"--input-size": self.input_size})
         if self.input_size is not None:
             spec = spec.at_size(self.input_size)
-        if (files or self.input_size) and spec.crop_fraction is None:
-            given.setdefault("crop_fraction", None if self.resize else 1.0)
-        if self.crop_fraction is not None or self.resize is not None:
-            given = {"crop_fraction": None, "resize": None, **given}
-        return wrap(model, replace(spec, **given))
+        if (resizes or self.input_size) and spec.crop_fraction is None:
+            changes.setdefault("crop_fraction", None if self.resize else 1.0)
+        if self.crop_fraction is not None or self.resize is not None:  # one replaces the other
+            changes = {"crop_fraction": None, "resize": None, **changes}
+        return wrap(model, replace(spec, **changes))
 
-    def _given(self) -> Iterator[tuple[str, Any]]:
+    def _options(self) -> Iterator[tuple[str, Any]]:
+        """Yield the options as fields of an `InputSpec`, None where an option is not given."""
         yield "crop_fraction", None if self.crop_fraction is None else number(self.crop_fraction)
         for name in ("resize", "interpolation", "crop_mode"):
             yield name, getattr(self, name)
@@ -116,50 +117,50 @@ class OnImages:
     """Images with labels: sample, cifar10, folder:PATH, npz:PATH and more (`trimtab data list`)."""
     split: Split = "test"
     preprocessing: Preprocessing = AS_RECORDED
-    limit: Count = None
+    limit: OptionalInt = None
     """Only the first N images."""
     seed: Seed = 0
     device: Device = "auto"
     json: Json = False
 
-    def opened(self) -> tuple[Any, Any]:
-        """Return the model on its device, and the images as it takes them."""
-        model = loaded(self.model, self.device, self.preprocessing)
+    def load_model_and_images(self) -> tuple[Any, Any]:
+        """Return the model on its device, and the images with the preprocessing that it records."""
+        model = load_model(self.model, self.device, self.preprocessing)
         return model, data.load(self.data, self.split, input=model.spec)
 
 
-def loaded(model: str, device: str, preprocessing: Preprocessing | None = None) -> Any:
-    """Return the model that a command names, on its device, with the given preprocessing."""
+def load_model(model: str, device: str, preprocessing: Preprocessing | None = None) -> Any:
+    """Load a model, apply the preprocessing options and move it to the device."""
     import torch
 
-    network = trimtab.load(model)
-    network = network if preprocessing is None else preprocessing.applied(network)
+    network: Any = trimtab.load(model)
+    if preprocessing is not None:
+        network = preprocessing.apply_to(network)
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return network.to(
-            "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
-        )
-    except (RuntimeError, AssertionError) as problem:  # torch without CUDA asserts that it has it
+        return network.to(auto if device == "auto" else device)
+    except (RuntimeError, AssertionError) as problem:  # AssertionError: torch was compiled without CUDA
         reason = str(problem).partition("\n")[0].partition(". ")[0]
         raise BadInput(f"--device {device} cannot be used here: {reason}") from None
 
 
-def whole(text: str, option: str) -> int:
-    """Return a whole number that is part of an option's value, such as 3 in fog:3."""
+def parse_int(text: str, option: str) -> int:
+    """Return the integer in an option's value, such as 3 in fog:3."""
     value = number(text)
     if value != int(value):
         raise BadInput(f"{option} takes a whole number, found {text!r}")
     return int(value)
 
 
-def corruption(text: str) -> tuple[str, int]:
+def parse_corruption(text: str) -> tuple[str, int]:
     """Return the name and severity of a corruption written as NAME or NAME:SEVERITY."""
     name, _, severity = text.partition(":")
-    return name, whole(severity or "3", "the severity of --corruption")
+    return name, parse_int(severity or "3", "the severity of --corruption")
 
 
-def origin(known: Any, evaluated: Any, split: str = "train") -> str:
-    """Name the images that statistics come from; data without splits are the evaluated images themselves."""
-    if known.digest == evaluated.digest:
+def describe_source(images: Any, evaluated: Any, split: str = "train") -> str:
+    """Describe the images that statistics come from; a set without splits is the evaluated one."""
+    if images.digest == evaluated.digest:
         return "evaluated images"
     return f"{'training' if split == 'train' else split} images"
 
@@ -170,7 +171,7 @@ def first(images: Any, limit: int | None) -> Any:
     return images if limit is None else images.subset(slice(0, min(limit, len(images))))
 
 
-def first_images(images: Any, n: int) -> str:
-    """Return the first n images of a set, and how their files were resized and cropped, as text."""
+def describe_images(images: Any, n: int) -> str:
+    """Describe the first n images of a set, and how their files were resized and cropped."""
     prepared = f", {images.spec.preparation}" if images.spec.preparation else ""
     return f"first {n:,} images of {images.name}{prepared}"

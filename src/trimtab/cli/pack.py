@@ -10,7 +10,7 @@ import tyro
 
 import trimtab
 from trimtab.cli.lazy import console, data, norm
-from trimtab.cli.options import Count, Device, Json, Model, Seed, Split, Text, first, loaded
+from trimtab.cli.options import Device, Json, Model, OptionalInt, OptionalStr, Seed, Split, first, load_model
 from trimtab.cli.repair import equal_batches
 from trimtab.types import BadInput, at_least, one_of
 
@@ -40,10 +40,10 @@ class Save:
     """The file to write."""
     branch: str = "main"
     """The branch to save; with --data, the branch that the images run through."""
-    data: Text = None
+    data: OptionalStr = None
     """Estimate the statistics on these images."""
     split: Split = "train"
-    images: Count = None
+    images: OptionalInt = None
     """Only the first N images of --data."""
     source: str = "batch"
     """With --data, what the layers normalize by: each batch's statistics (batch), as in training, or running,
@@ -68,7 +68,7 @@ class Save:
             if not key or not equals:
                 raise BadInput(f"--about takes KEY=VALUE, found {text!r}")
             about[key] = value
-        model = trimtab.steer(loaded(self.model, self.device))
+        model = trimtab.steer(load_model(self.model, self.device))
         pack = norm.pack(model, self.branch) if self.data is None else self._gather(model, about)
         norm.save_pack(pack, self.pack, provenance=about)
         size = self.pack.stat().st_size / 1024
@@ -124,7 +124,7 @@ class List:
 
     packs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PACK")] = (Path("."),)
     """Packs, or folders that hold packs; the current folder if not given."""
-    model: Text = None
+    model: OptionalStr = None
     """A model whose weights are compared with those that the packs were made for."""
     json: Json = False
 

@@ -9,7 +9,7 @@ import tyro
 
 import trimtab
 from trimtab.cli.lazy import console, data, norm
-from trimtab.cli.options import Count, OnImages, Place, Split, first, origin
+from trimtab.cli.options import OnImages, OptionalInt, OptionalPath, Split, describe_source, first
 from trimtab.types import BadInput
 
 
@@ -36,7 +36,7 @@ class Repair(OnImages):
     augment: tuple[str, ...] = ()
     """How they are augmented, such as crop:4 flip."""
     compare_split: Annotated[str, tyro.conf.arg(help="The part of the images to compare on.")] = "test"
-    limit: Count = None
+    limit: OptionalInt = None
     """Compare on the first N images only."""
     only: tuple[str, ...] = ()
     """Names of the layers to re-estimate (`trimtab audit` lists them); all if none are given."""
@@ -44,7 +44,7 @@ class Repair(OnImages):
     """The branch to re-estimate."""
     always: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the new statistics even where they do not help."""
-    out: Place = None
+    out: OptionalPath = None
     """Write the repaired model here."""
     batch_size: int = 128
     strict: Annotated[
@@ -60,7 +60,7 @@ class Repair(OnImages):
             raise BadInput("--images and --batch-size must be 2 or more: one image has no statistics")
         if self.out is not None and self.out.is_file():
             raise BadInput(f"--out takes a folder, and {self.out} is a file")
-        model, known = self.opened()
+        model, known = self.load_model_and_images()
         known = first(known, self.images)
         compared = first(data.load(self.data, self.compare_split, input=model.spec), self.limit)
         report = norm.repair(
@@ -72,7 +72,7 @@ class Repair(OnImages):
             always=self.always,
         )
         how = f", augmented by {' '.join(self.augment)}" if self.augment else ""
-        source = f"{len(known)} {origin(known, compared, self.split)} of {self.data}{how}"
+        source = f"{len(known)} {describe_source(known, compared, self.split)} of {self.data}{how}"
         on = ImagesRecord(compared.name, compared.digest, 0, len(compared))
         written = report.kept and self.out is not None
         if self.out is not None and written:

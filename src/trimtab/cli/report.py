@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from trimtab.cli.lazy import console, evaluate, report
-from trimtab.cli.options import Json, Place
+from trimtab.cli.options import Json, OptionalPath
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Runs:
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
     """Ids of runs to compare; their first characters are enough."""
-    csv: Place = None
+    csv: OptionalPath = None
     """Write the rows to this file."""
     store: Path = Path(".trimtab/store.sqlite")
     """File that stores the results."""

@@ -1,4 +1,4 @@
-"""`trimtab reproduce`: a paper's claim, measured again and judged by rules that were fixed beforehand."""
+"""`trimtab reproduce`: test the claims of the papers by rules that were fixed in advance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import claims, console
-from trimtab.cli.options import Count, Json
+from trimtab.cli.options import Json, OptionalInt
 from trimtab.types import BadInput
 
 if TYPE_CHECKING:
@@ -22,31 +22,31 @@ class Reproduce:
     """Test claims of the five papers: train what they need, measure, judge.
 
     IDS are claims (MIX-4), papers (MIX ADV APA ADA LIG), `headline`, `wave1` or `all`; --list shows their
-    status. A file PAUSE in the folder of --work stops a run after the unit at hand; run it again to resume,
-    as after a kill. Every claim's rows, intervals and verdict are written to OUT/SCALE, with a page for all
-    of them.
+    status. A file PAUSE in the folder of --work stops a run after the current unit; run the command again to
+    resume, as after an interruption. Every claim's rows, intervals and verdict are written to OUT/SCALE, with
+    a page of all claims.
     """
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
     """MIX-4, MIX, headline, wave1 (the desk's first, in order) or all."""
     scale: str = "laptop"
-    """smoke (seconds, proves that it runs), laptop or desk (CIFAR-10, two CPU cores) or paper (GPUs)."""
-    seeds: Count = None
+    """smoke (seconds, only checks that it runs), laptop or desk (CIFAR-10, two CPU cores) or paper (GPUs)."""
+    seeds: OptionalInt = None
     """Seeds per claim; those of the claim if not given."""
     engine: str = "local"
-    """local, or ray for the same work as tasks on a Ray cluster."""
+    """local, or ray: tasks on a Ray cluster."""
     out: Path = Path("results")
     """Where results go."""
     work: Path = Path(".trimtab/claims")
     """Where networks, constructed sets and measurements are kept and shared between claims."""
-    workers: Count = None
+    workers: OptionalInt = None
     """Processes of the local engine, one per core (default 1: this process)."""
-    threads: Count = None
+    threads: OptionalInt = None
     """CPU threads of each worker; 1 if there are several."""
     listed: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(name="list")] = False
-    """Only show claims, the networks that they train, and what is known of them."""
+    """Only list claims, their units and their status; measure nothing."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print what --list does, the budget and the detectable effects; measure nothing."""
+    """Print what --list prints, the budget and the detectable effects; measure nothing."""
     json: Json = False
 
     def run(self) -> int:
@@ -61,17 +61,17 @@ class Reproduce:
         if not self.json:
             self._show_plan(selected)
         problems: dict[str, str] = {}
-        results = self._measured(ledger, page, selected, problems)
+        results = self._measure(ledger, page, selected, problems)
         page.publish(self.scale, self.out)
         self._show(results)
         if bench.paused(self.work):
             console.note(f"Paused by {self.work / 'PAUSE'}: remove it and run the command again to resume.")
-        for at, problem in problems.items():
-            console.note(f"{at} could not be measured: {problem}")
+        for unit, problem in problems.items():
+            console.note(f"{unit} could not be measured: {problem}")
         return 1 if problems else 0
 
     def _show_plan(self, selected: list[Claim]) -> None:
-        """Print the budget and, before any number is known, the smallest effects that can be found."""
+        """Print the budget and the smallest effects that can be detected."""
         from trimtab.claims import plan, power
 
         budget = plan.budget(selected, self.scale, self.out, self.seeds)
@@ -80,42 +80,45 @@ class Reproduce:
         for claim in selected:
             paper = {str(test): getattr(test, "paper", None) for test in claim.tests}
             for test, effect in plan.detectable_before(claim, self.scale, self.out).items():
-                known = paper[test]
-                weak = "too small" if power.too_small(effect, known) else ""
-                rows.append([claim.id, test, f"{effect:.3f}", f"{known:.3f}" if known else "", weak])
+                reported = paper[test]
+                setting = "too small" if power.too_small(effect, reported) else ""
+                reported_text = f"{reported:.3f}" if reported else ""
+                rows.append([claim.id, test, f"{effect:.3f}", reported_text, setting])
         if rows:
             columns = ["id", "test", "detectable", "the paper's", "setting"]
-            console.table("The smallest effects that can be found", columns, rows, right=(2, 3))
+            console.table("Smallest detectable effects", columns, rows, right=(2, 3))
 
-    def _measured(
+    def _measure(
         self, ledger: Any, page: Any, selected: list[Claim], problems: dict[str, str]
     ) -> list[Result]:
         workers = self.workers or 1
-        where = {"scale": self.scale, "out": self.out, "work": self.work, "seeds": self.seeds}
         with console.progress(f"{len(selected)} claims") as bar:
-            parts = [0, 1]  # measured, in total
+            counts = (0, 1)  # units measured, units in total
 
             def on_unit(done: Any, measured: int, total: int) -> None:
-                parts[:] = [measured, total]
+                nonlocal counts
+                counts = (measured, total)
                 at = f"{done.unit.id}, seed {done.unit.seed}"
                 if done.problem and not done.unit.network:
                     problems[f"{at},"] = done.problem
-                early = [need.unmet([done.rows]) for need in done.unit.claim.needs] if done.rows else []
+                messages = [need.unmet([done.rows]) for need in done.unit.claim.needs] if done.rows else []
                 if done.unit.network and done.seconds and not done.refused:
-                    early.append(done.problem)  # of a network itself, not of what it starts from
-                for message in filter(None, early):
-                    # At once: the rest may be in vain.
+                    messages.append(done.problem)  # of this network, not of the one that it starts from
+                for message in filter(None, messages):  # printed at once: the user may want to stop here
                     console.err.print(f"{at}: {message}", markup=False, soft_wrap=True)
                 if self.scale == "desk":  # a unit takes minutes; the page is that of the finished ones
                     page.publish(self.scale, self.out)
                 bar(measured, total, at)
 
             def on_progress(step: str, fraction: float) -> None:
-                bar(parts[0], parts[1], f"{step} {100 * fraction:.0f} %")
+                bar(*counts, f"{step} {100 * fraction:.0f} %")
 
             results: list[Result] = ledger.run(
                 selected,
-                **where,
+                scale=self.scale,
+                out=self.out,
+                work=self.work,
+                seeds=self.seeds,
                 engine=self.engine,
                 workers=workers,
                 threads=self.threads or (1 if workers > 1 else None),

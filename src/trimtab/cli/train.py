@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import console, norm, train
-from trimtab.cli.options import Json, Place, is_main_process
+from trimtab.cli.options import Json, OptionalPath, is_main_process
 from trimtab.types import BadInput
 
 
@@ -28,9 +28,9 @@ class Train:
 
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RECIPE]")] = ""
     """A YAML file, or the name of a shipped recipe."""
-    resume: Place = None
+    resume: OptionalPath = None
     """Folder of the run to resume."""
-    out: Place = None
+    out: OptionalPath = None
     """Folder of the new run; if not given, a new folder in ./runs."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the cost and train nothing: passes per step, ratio to standard training, time on this machine."""
