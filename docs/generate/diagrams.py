@@ -64,11 +64,11 @@ def knobs() -> str:
         parts.append(arrow(left + 61, 42, left + 61, 70))
         parts += [text(left + 61, 142 + 17 * row, line, "soft middle") for row, line in enumerate(about)]
     parts.append(text(811, 101, "y", "bold"))
-    parts += [box(350, 188, 122, 48, ["running", "statistics"]), box(520, 196, 122, 32, ["update"], "a")]
-    parts += [arrow(411, 166, 411, 186), arrow(520, 212, 474, 212)]
-    parts.append(text(581, 246, "whether it is updated", "soft middle"))
+    parts += [box(350, 188, 122, 48, ["running", "statistics"]), box(502, 196, 122, 32, ["update"], "a")]
+    parts += [arrow(411, 166, 411, 186), arrow(502, 212, 474, 212)]
+    parts.append(text(563, 246, "updated or not", "soft middle"))
     title = "Five knobs of a batch-norm layer: branch, groups, source, shift and update"
-    return svg(830, 256, title, parts, crops=("0 0 344 170", "344 0 300 256", "644 0 186 170"))
+    return svg(830, 256, title, parts, crops=("0 0 344 170", "344 0 297 256", "640 0 190 170"))
 
 
 def apart() -> str:
