@@ -4,7 +4,7 @@ Idea      mu = rho mu_images + (1 - rho) mu_train,  s = rho s_images + (1 - rho)
           becomes the running statistics
 Paper     Nandy et al., section 3, "l2 certification": adapt on noisy images, then freeze
 Noise     N(0, sigma^2 I) in pixels, not clipped to [0, 1], as certification and noise conditions have it
-Norm      one pass with source "blend" under `observe`, then `adopt`
+Norm      one pass with source "blend" under `observe`, then `set_statistics`
 Cost      one forward pass over the images
 Careful   the images must be out of the attacker's reach. The paper takes noisy *test* batches; training
           images with the same noise are the sound choice.

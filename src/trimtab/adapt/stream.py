@@ -1,11 +1,14 @@
 """A running estimate over batches: adaptation to images that arrive one by one and change over time.
 
-Idea      after n images the statistics are N/(N + n) of the source and n/(N + n) of the images since the
-          last reset, as if the source were worth N images; the current batch is included before it is
-          normalized. Variances are pooled (within and between batches), so single images do not
+Idea      after n images since the last reset
+
+              statistics = N/(N + n) source + n/(N + n) images,
+
+          as if the source had been estimated on N images. The current batch is included before it is
+          normalized. Variances are pooled (within and between batches), so batches of one image do not
           shrink them.
 Papers    the prior N/(N + n) is Schneider et al. 2020; reset per domain as in Tent's protocol
-Norm      source "blend" of "pooled" variance with rho = b/(N + n) for a batch of b, then `adopt`
+Norm      source "blend" of "pooled" variance with rho = b/(N + n) for a batch of b, then `set_statistics`
 Cost      one forward pass with training-mode statistics
 Careful   an image's output depends on those before it. `alarm` reports collapsed predictions; a stream
           of a single class, or an adversarial one, biases any such estimate: `rollback` or `reset`.
@@ -28,11 +31,11 @@ from trimtab.types import BadInput, number
 WINDOW = 256
 """Latest predictions that the collapse alarm considers."""
 FEWEST = 32
-"""Predictions below which there is no alarm."""
+"""Smallest number of predictions for an alarm."""
 
 
 class StreamSnapshot(NamedTuple):
-    """The state of a stream, to roll back to."""
+    """The state of a stream, as `rollback` takes it."""
 
     statistics: norm.Snapshot
     seen: int
@@ -67,47 +70,44 @@ class Stream(Adapting):
     def forward(self, x: Tensor) -> Tensor:
         """Update the running estimate with a batch and return its logits."""
         if len(x) == 0 or not bool(x.isfinite().all()):
-            raise BadInput(
-                "a stream is updated with every image: give at least one, and none with NaN or infinity"
-            )
+            raise BadInput("a stream needs batches of at least one image, without NaN or infinity")
         rho = len(x) / (self.prior + self.seen + len(x))
-        steering = norm.use(self.model, source="blend", rho=rho, blend_of="pooled", update=False)
-        with steering, norm.observe(self.model) as batch:
+        blended = norm.use(self.model, source="blend", rho=rho, blend_of="pooled", update=False)
+        with blended, norm.observe(self.model) as batch:
             z: Tensor = self.model(x)
         if not isinstance(z, Tensor):
             require_logits(z, "; the stream was not updated")
         if rho == 1 and any(moments.n == 1 for moments in batch.values()):
             raise BadInput("one value per channel has no std: start with more images, or with a prior")
         if not all(bool((m.mean + m.var).isfinite().all()) for m in batch.values()):
-            raise BadInput("these images give a layer NaN or infinite statistics; the stream was not updated")
-        for name, running in self._wide().items():
+            raise BadInput(
+                "on these images a layer has NaN or infinite statistics; the stream was not updated"
+            )
+        for name, running in self._running_float32().items():
             if name in batch:  # pooled variances need no eps
                 mean, var = norm.blend(batch[name], running.mean, running.var, rho, "pooled", 0.0)
                 self._kept[name] = norm.Moments(mean, var, self.seen)
         norm.set_statistics(self.model, self._kept, 1.0, "var")
         self.seen += len(x)
-        self._watch(z)
+        self._record(z)
         return z
 
-    def _wide(self) -> dict[str, norm.Moments]:
-        """Return the running statistics in float32 or wider: float16 would round small updates away."""
+    def _running_float32(self) -> dict[str, norm.Moments]:
+        """Return the running statistics in float32 or wider: float16 would round small updates away.
+
+        They are the kept ones, unless somebody has changed those of the model since the last batch.
+        """
         statistics = norm.running(self.model)
-        for name, running in statistics.items():
+        for name, (mean, var, n) in statistics.items():
             kept = self._kept.get(name)
-            if (
-                kept
-                and torch.equal(kept.mean.to(running.mean), running.mean)
-                and torch.equal(kept.var.to(running.var), running.var)
-            ):
-                statistics[name] = norm.Moments(
-                    kept.mean.to(running.mean.device), kept.var.to(running.var.device), kept.n
-                )
-            elif running.mean.dtype != torch.float64:
-                statistics[name] = norm.Moments(running.mean.float(), running.var.float(), running.n)
+            if kept and torch.equal(kept.mean.to(mean), mean) and torch.equal(kept.var.to(var), var):
+                statistics[name] = norm.Moments(kept.mean.to(mean.device), kept.var.to(var.device), kept.n)
+            elif mean.dtype != torch.float64:
+                statistics[name] = norm.Moments(mean.float(), var.float(), n)
         return statistics
 
     def snapshot(self) -> StreamSnapshot:
-        """Return the present state, for `rollback`."""
+        """Return the current state, for `rollback`."""
         statistics = norm.snapshot(self.model)
         return StreamSnapshot(statistics, self.seen, tuple(self._predicted), tuple(self._entropies))
 
@@ -119,7 +119,7 @@ class Stream(Adapting):
         self._entropies = deque(snapshot.entropies, maxlen=WINDOW)
 
     def get_extra_state(self) -> Tensor:
-        """Return what a checkpoint keeps besides the statistics: the number of images."""
+        """Return the number of images, which a checkpoint keeps in addition to the statistics."""
         return torch.tensor(self.seen)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -127,7 +127,7 @@ class Stream(Adapting):
         self.seen = int(state)
 
     def reset(self) -> None:
-        """Return to the source statistics, such as when the domain changes."""
+        """Restore the source statistics, e.g. when the domain changes."""
         self.rollback(StreamSnapshot(self._source, 0))
 
     @property
@@ -136,10 +136,10 @@ class Stream(Adapting):
         n = len(self._predicted)
         if n < FEWEST or self._classes < 2:
             return None
-        counts = torch.bincount(torch.tensor(list(self._predicted)), minlength=self._classes) / n
-        spread = float(torch.special.entr(counts).sum()) / math.log(min(self._classes, n))
-        fraction, top = counts.max(0)
-        if spread < 0.35 and fraction >= 0.5:  # a balanced stream may contain few of many classes
+        frequencies = torch.bincount(torch.tensor(list(self._predicted)), minlength=self._classes) / n
+        diversity = float(torch.special.entr(frequencies).sum()) / math.log(min(self._classes, n))
+        fraction, top = frequencies.max(0)
+        if diversity < 0.35 and fraction >= 0.5:  # low entropy alone also occurs with few of many classes
             return (
                 f"{fraction:.0%} of the last {n} predictions are class {int(top)}: the stream may contain "
                 "one class only, or the adaptation collapsed; roll back or reset"
@@ -149,7 +149,7 @@ class Stream(Adapting):
             return f"the last {n} predictions are near uniform: the adaptation failed; reset it"
         return None
 
-    def _watch(self, z: Tensor) -> None:
+    def _record(self, z: Tensor) -> None:
         self._classes = z.shape[1]
         self._predicted.extend(z.argmax(1).tolist())
         self._entropies.extend(torch.special.entr(z.softmax(1)).sum(1).tolist())
