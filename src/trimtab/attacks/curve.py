@@ -1,8 +1,8 @@
 """Iteration curves: accuracy after 10, 20, 100, ... steps of one long attack with one fixed step size.
 
-A curve that still falls at its end overstates robustness: the attack has not converged. Each point judges
-the image of *that* iteration (last iterate) or, with early stopping, whether any image up to it was
-misclassified. Where images of a batch influence each other it is always that iteration's.
+A curve that still falls at its end overstates robustness: the attack has not converged. A point counts the
+images that are misclassified at that iteration (last iterate) or, with early stopping, at any iteration up to
+it. If the images of a batch influence each other, it is always the former.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trimtab.types import BadInput, method_card
 @method_card(__doc__)
 @dataclass(frozen=True)
 class CurvePGD(PGD):
-    """PGD whose outcome holds which images are misclassified after each number of iterations in `marks`.
+    """PGD whose outcome records which images are misclassified after each number of iterations in `marks`.
 
     Takes the arguments of `PGD`, and `marks`.
 
@@ -34,7 +34,7 @@ class CurvePGD(PGD):
         super().__post_init__(score, eps, norm)
         if self.restarts != 1 or not self.marks or max(self.marks) > self.steps or min(self.marks) < 0:
             raise BadInput(
-                f"a curve needs marks between 0 and {self.steps} steps, and one run, found {self.marks} "
+                f"a curve needs marks between 0 and {self.steps} and restarts=1, found marks={self.marks} "
                 f"and restarts={self.restarts}"
             )
 
@@ -63,7 +63,7 @@ def curve(
     """Return which images are robust after each number of iterations, in one run of max(marks) steps.
 
     Args:
-        attack: The attack. Its step size is kept, also where it follows from its own number of steps.
+        attack: The attack. Its step size is kept, even if it is derived from its number of steps.
         model: Any classifier that returns logits (N, classes).
         x: Images (N, C, H, W) with pixels in [0, 1].
         y: Labels (N,).
@@ -72,10 +72,10 @@ def curve(
         ids: The images' indices in their set, 0..N-1 if not given.
     """
     if not marks:
-        raise BadInput("a curve needs marks, such as 10 and 20 iterations, found none")
-    given = {option.name: getattr(attack, option.name) for option in fields(attack)}
+        raise BadInput("a curve needs marks (numbers of iterations), such as (10, 20), found none")
+    options = {option.name: getattr(attack, option.name) for option in fields(attack)}
     changed = {"steps": max(marks), "step_size": attack.step, "marks": tuple(sorted(marks))}
-    long = CurvePGD(**given | changed)
+    long = CurvePGD(**options | changed)
     success = long.outcome(model, x, y, seed, ids).marks
     return {t: ~success[t] for t in long.marks}
 

@@ -1,4 +1,4 @@
-"""Record, next to an attack's loop, which images are misclassified at which iteration."""
+"""Record which images are misclassified at which iteration of an attack."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trimtab.runtime import is_misclassified
 
 
 class Judge:
-    """Judge the iterates of one run, from the logits that come with each gradient.
+    """Record the misclassified images of one run, from the logits that each gradient computes anyway.
 
     Args:
         task: The network, the clean images and their labels.
-        marks: Iterations whose images are judged even if the caller does not ask for success.
+        marks: Iterations that are recorded even if the caller does not ask for success.
     """
 
     def __init__(self, task: AttackTask, marks: Sequence[int] = ()) -> None:
@@ -26,7 +26,7 @@ class Judge:
         self.at_marks: dict[int, Tensor] = {}
 
     def record(self, t: int, x: Tensor, logits: Tensor) -> None:
-        """Judge the images x of iteration t."""
+        """Record which images x of iteration t are misclassified."""
         marked = t in self.marks
         if not (self.task.judged or marked):
             return
@@ -36,13 +36,13 @@ class Judge:
         if marked:
             self.at_marks[t] = self.success
         if self.task.judged:
-            first = self.success & (self.success_at < 0)
+            newly = self.success & (self.success_at < 0)
             if self.task.approximate and not marked:
-                first = self._confirmed(x, first)
-            self.success_at[first] = t
+                newly = self._confirmed(x, newly)
+            self.success_at[newly] = t
 
     def outcome(self, t: int, x: Tensor) -> Outcome:
-        """Judge the last images, after t iterations, and return the outcome of the run."""
+        """Record the final images, after t iterations, and return the outcome of the run."""
         if self.task.judged:
             logits = self._logits(x)
             self.success = is_misclassified(logits, self.task.y)
