@@ -2,15 +2,15 @@
 
     accuracy(r) = fraction of images whose certified class is correct and whose radius is at least r
 
-An abstention counts as wrong. Small sigma certifies many images to small radii, large sigma few images to
-large ones, and a network with adapted statistics can be certified at any (Nandy et al., appendix D). Two
+An abstention counts as wrong. A small sigma certifies many images at small radii, a large one few images at
+large radii; a network with adapted statistics can be certified at any sigma (Nandy et al., appendix D). Two
 ways to combine several sigmas:
 
 `envelope`                 the paper's: per image the sigma with the largest radius. That sigma may differ
                            at x + d, so this is not a certificate of any single classifier, and with k
-                           sigmas the probability of a wrong one is up to k alpha. Its label says so.
-`fixed_sigma_per_radius`   the certified counterpart: for each radius the sigma that did best on held-out
-                           images. Each column is the certified accuracy of a single classifier.
+                           sigmas the probability of a wrong radius is up to k alpha. Its label says so.
+`fixed_sigma_per_radius`   the certified counterpart: for each radius the best sigma on held-out images.
+                           Each column is the certified accuracy of a single classifier.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ class CertifiedCurve:
     accuracy: tuple[float, ...]
     """Fraction of images, per radius."""
     sigmas: tuple[float, ...] | None
-    """The classifier's sigma, per radius; None if it differs between images, which certifies nothing."""
+    """Sigma of the classifier, per radius; None if it differs between images: then nothing is certified."""
     images: int
     """Number of images."""
 
     @property
     def certified(self) -> bool:
-        """Whether the curve is a certificate: each column of a single classifier."""
+        """Whether the curve is a certificate, each column that of a single classifier."""
         return self.sigmas is not None
 
     def __str__(self) -> str:
-        rows = [("radius", map(pretty, self.radii)), ("certified", (f"{100 * a:.1f}" for a in self.accuracy))]
-        if self.sigmas is None:
-            rows[1] = ("envelope", rows[1][1])
-        else:
+        name = "certified" if self.certified else "envelope"
+        rows = [("radius", map(pretty, self.radii)), (name, (f"{100 * a:.1f}" for a in self.accuracy))]
+        if self.sigmas is not None:
             rows.append(("sigma", map(pretty, self.sigmas)))
         return "\n".join(
             [self.label, *(f"{name:<9}" + "".join(f"{v:>7}" for v in row) for name, row in rows)]
@@ -85,9 +84,9 @@ def fixed_sigma_per_radius(
     test_y: Tensor,
     radii: Radii,
 ) -> CertifiedCurve:
-    """Return the curve of the sigma that certifies most held-out images, chosen for each radius.
+    """Return the certified accuracy with, for each radius, the sigma that certifies most held-out images.
 
-    Of equally good sigmas the larger is taken. The choice must be independent of the test noise: held-out
+    Ties go to the larger sigma. The choice must be independent of the test noise: held-out
     and test certificates must differ in seed or in ids.
     """
     _require_same_images(held_out)
@@ -130,12 +129,12 @@ def _correct(certificates: Certificates, y: Tensor) -> Tensor:
 def _radii(radii: Radii) -> tuple[float, ...]:
     values = tuple(number(r) for r in radii)
     if not values or min(values) < 0:
-        raise BadInput(f"radii must be given and not be negative, found {list(radii)}")
+        raise BadInput(f"radii must be given and must not be negative, found {list(radii)}")
     return values
 
 
 def _require_same_images(several: Sequence[Certificates]) -> None:
     if not several:
-        raise BadInput("there are no certificates; give one Certificates per sigma")
+        raise BadInput("no certificates were given; give one Certificates per sigma")
     if any(not torch.equal(c.ids, several[0].ids) for c in several):
         raise BadInput("certificates of several sigmas must be of the same images in the same order")
