@@ -6,7 +6,7 @@ Paper     Shu et al., AdvBN, section 3 and appendix B (ImageNet-AdvBN): 6 steps 
 Control   `identical=True`: the same encoder and decoder without the perturbation
 Norm      running statistics everywhere; the perturbed feature need not be the output of a norm layer
 Cost      `steps` forward/backward passes of decoder and classifier per batch
-Careful   the perturbation is shared by a batch: compare sets of the same batches only
+Careful   the perturbation is shared by a batch: only compare sets with the same batches
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class AdvBNImages:
     """Construct AdvBN images, as in `build(AdvBNImages(auto), classifier, images, out)`.
 
     Args:
-        auto: Encoder, and the decoder trained for it.
-        eps: Radius of every relative change of a statistic.
+        auto: An encoder and the decoder trained for it.
+        eps: Largest relative change of a statistic.
         steps: Gradient steps.
-        step: Length of a step.
-        identical: Reconstruct without a perturbation: the control.
-        batch: Images that share a perturbation.
+        step: Step size.
+        identical: Whether to reconstruct without a perturbation, as a control.
+        batch: Number of consecutive images that share a perturbation.
     """
 
     auto: Autoencoder

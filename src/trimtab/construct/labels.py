@@ -3,11 +3,11 @@
 Idea      a small targeted attack (l2 .5) makes a network predict class t; the image is then labeled t
             D_rand      t uniform over all classes, the true one included
             D_det       t = y + 1
-            D_conflict  as D_det, started from D_R images: robust features of y, non-robust ones of y + 1
+            D_conflict  D_det started from D_R images: robust features of y, non-robust ones of y + 1
 Papers    Ilyas et al. 2019; as in Benz, Zhang and Kweon (LIGS), sections 4.2, B.3 and E
 Steps     100 of 0.1 along the l2-normalized gradient of the cross-entropy to t, no random start
-Norm      running statistics of the branch in use, not updated
-Cost      `steps` forward/backward passes to the image
+Norm      running statistics of the active branch, not updated
+Cost      `steps` forward/backward passes
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TARGET = rng.purpose("new label")
 
 @dataclass(frozen=True)
 class Relabeled:
-    """Construct D_rand, D_det or D_conflict: images attacked towards a class, with that class as label.
+    """Construct D_rand, D_det or D_conflict: images attacked towards a target class, which becomes the label.
 
     Args:
         target: "random": uniform over all classes; "next": y + 1.
         budget: Budget of the perturbation.
-        step: Length of a step.
+        step: Step size.
         steps: Gradient steps.
     """
 
@@ -55,16 +55,16 @@ class Relabeled:
     def __call__(
         self, model: nn.Module, batch: Batch, images: Images, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return the images of `batch`, perturbed towards another class, and that class."""
+        """Return the images of `batch`, perturbed towards their target classes, and these classes."""
         classes, ids = len(images.classes), batch.ids.tolist()
         if self.target == "next":
-            goal = (batch.y + 1) % classes
+            new_y = (batch.y + 1) % classes
         else:
-            goal = rng.integers(0, classes, seed, ids, _TARGET).to(batch.y)
+            new_y = rng.integers(0, classes, seed, ids, _TARGET).to(batch.y)
         check_images(batch.x, batch.y)
         with guard(model):
-            check_labels(model, batch.x, goal)
+            check_labels(model, batch.x, new_y)
             task = AttackTask(accelerate(unwrap(model), batch.x), batch.x, batch.y, seed, ids, coupled=False)
             start = batch.x.detach().clone(memory_format=torch.channels_last)
-            result = fixed_steps(task, start, goal, ce_targeted, self.budget, self.steps, self.step)
-        return result.x, goal
+            result = fixed_steps(task, start, new_y, ce_targeted, self.budget, self.steps, self.step)
+        return result.x, new_y
