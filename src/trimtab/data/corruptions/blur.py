@@ -41,7 +41,7 @@ def defocus_blur(x: Tensor, rng: ImageRNG, radius: float, softness: float) -> Te
     spectrum = torch.fft.rfft2(disc, s=size).to(x.device)
     wide = F.pad(x, (margin,) * 4, mode="reflect")
     out = torch.empty_like(x)
-    for image, source in zip(out, wide, strict=True):  # one by one: the bits of an FFT depend on its batch
+    for image, source in zip(out, wide, strict=True):  # one by one: an FFT rounds by the size of its batch
         blurred = torch.fft.irfft2(torch.fft.rfft2(source, s=size) * spectrum, s=size)
         image.copy_(blurred[:, 2 * margin : 2 * margin + height, 2 * margin : 2 * margin + width])
     return out
@@ -69,7 +69,7 @@ def _fft_size(least: int) -> int:
 
 
 def glass_blur(x: Tensor, rng: ImageRNG, sigma: float, reach: float, rounds: float) -> Tensor:
-    """Smooth, let every pixel take the place of a near one `rounds` times, smooth again."""
+    """Smooth, move every pixel by up to `reach` pixels `rounds` times, smooth again."""
     x = gaussian(x, sigma).add_(1e-3).floor_()
     reach, side = int(reach), 2 * int(reach)
     for draw in range(int(rounds)):
@@ -79,12 +79,12 @@ def glass_blur(x: Tensor, rng: ImageRNG, sigma: float, reach: float, rounds: flo
 
 
 def scatter_pixels(x: Tensor, dy: Tensor, dx: Tensor, reach: int) -> Tensor:
-    """Every inner pixel (h, w) becomes (h + dy, w + dx), one after the other from the last to the first.
+    """Copy to every inner pixel (h, w) the pixel (h + dy, w + dx), in order from the last to the first.
 
     The published code means to swap the two pixels; on a color image NumPy's views turn the swap into this
-    copy, which is what the published sets contain. A pixel copied from a later one thus gets what that one
-    has become, so the result is a chain of references; all chains are followed at once, by doubling.
-    Offsets (N, H, W) lie in [-reach, reach).
+    copy, which is what the published sets contain. A copy of a later pixel gets that one's new value, so
+    sources form chains; all chains are followed at once, by doubling. Offsets (N, H, W) lie in
+    [-reach, reach).
     """
     height, width = x.shape[-2:]
     here = torch.arange(height * width, device=x.device).view(height, width)

@@ -1,10 +1,9 @@
 """Spatter: drops of water or splashes of mud on the lens.
 
-Random noise is smoothed and cut at a threshold; what is above is liquid. Mud (severities 4 and 5) covers the
+Random noise is smoothed; where it is above a threshold there is liquid. Mud (severities 4 and 5) covers the
 image with brown. Water (1 to 3) is lit from one side: the distance from the drops' edges (Canny), equalized
 and embossed, times the thickness of the liquid, is added in pale turquoise. The steps are those of the
-published code, which calls OpenCV; the one difference is the distance, which is Euclidean here and a chamfer
-approximation (within 2 %) there.
+published code, which calls OpenCV, except that distances are Euclidean: OpenCV approximates them within 2 %.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from trimtab.norm.moments import widest
 WATER = (175.0, 238.0, 238.0)
 MUD = (63.0, 42.0, 20.0)
 FAR = 20
-"""Distances from an edge are cut here, in pixels."""
+"""Largest distance from an edge, in pixels."""
 
 
 def spatter(
     x: Tensor,
     rng: ImageRNG,
     mean: float,
-    spread: float,
+    std: float,
     smooth: float,
     threshold: float,
     amount: float,
     mud: float,
 ) -> Tensor:
-    """Smoothed noise above a threshold is drops of water, or splashes of mud."""
-    liquid = gaussian(rng.normal(*x.shape[-2:]).mul_(spread).add_(mean), smooth)  # (N, H, W)
+    """Add drops of water, or splashes of mud, where smoothed noise is above a threshold."""
+    liquid = gaussian(rng.normal(*x.shape[-2:]).mul_(std).add_(mean), smooth)  # (N, H, W)
     if mud:
         cover = gaussian((liquid > threshold).float(), amount)
         cover = torch.where(cover < 0.8, 0.0, cover)[:, None]
@@ -50,7 +49,7 @@ def _color(color: tuple[float, float, float], x: Tensor) -> Tensor:
 
 
 def edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
-    """Canny's edges of levels (N, H, W): ridges of the gradient above `low` joined to one above `high`."""
+    """Canny edges of (N, H, W): ridges of the gradient above `low` that are connected to one above `high`."""
     p = F.pad(levels[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
     smooth_y = p[:, :-2] + 2 * p[:, 1:-1] + p[:, 2:]  # Sobel's filter, (N, H, W + 2)
     gx = smooth_y[..., 2:] - smooth_y[..., :-2]
@@ -62,7 +61,7 @@ def edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
     def at(dy: int, dx: int) -> Tensor:
         return m[:, 1 + dy : m.shape[1] - 1 + dy, 1 + dx : m.shape[2] - 1 + dx]
 
-    tangent = 2**0.5 - 1  # of 22.5 degrees: the direction is one of four
+    tangent = 2**0.5 - 1  # tan(22.5 degrees): gradients are rounded to one of four directions
     flat, upright = gy.abs() < tangent * gx.abs(), gy.abs() > (tangent + 2) * gx.abs()
     rising = (gx < 0) != (gy < 0)
     ridge = torch.where(
@@ -88,7 +87,7 @@ def edges(levels: Tensor, low: int = 50, high: int = 150) -> Tensor:
 
 
 def _dilate(mask: Tensor) -> Tensor:
-    """Each pixel or one of its eight neighbors."""
+    """Set every pixel that is set or has one of its eight neighbors set."""
     for dim in (1, 2):
         wider = mask.clone()
         wider.narrow(dim, 1, mask.shape[dim] - 1).logical_or_(mask.narrow(dim, 0, mask.shape[dim] - 1))
@@ -98,10 +97,10 @@ def _dilate(mask: Tensor) -> Tensor:
 
 
 def distance(edge: Tensor) -> Tensor:
-    """Euclidean distance from the nearest edge pixel, at most FAR, (N, H, W).
+    """Return the Euclidean distance from the nearest edge pixel, at most FAR, (N, H, W).
 
-    Squared distances separate by axis, and a parabola is a sum of odd steps: round k lets each pixel take its
-    neighbor's value plus 2k - 1.
+    Squared distances separate by axis, and k^2 is the sum of the first k odd numbers: along each axis, round
+    k takes the minimum of a pixel's value and its neighbors' values plus 2k - 1.
     """
     squared = torch.where(edge, 0, FAR**2).to(torch.int16)
     for dim in (1, 2):
@@ -115,20 +114,20 @@ def distance(edge: Tensor) -> Tensor:
 
 
 def equalize(distances: Tensor) -> Tensor:
-    """Whole distances of a 3 x 3 mean, replaced by their rank in the image, 0..255: equal histogram."""
+    """Average distances over 3 x 3 pixels, round down, and equalize each image's histogram to 0..255."""
     level = _box(distances).floor_().long().flatten(1)  # (N, H W), 0..FAR
     counts = torch.zeros(len(level), FAR + 1, dtype=torch.long, device=level.device)
     counts.scatter_add_(1, level, torch.ones_like(level))
     lowest = counts.gather(1, level.amin(1, keepdim=True))
     above = (counts.cumsum(1) - lowest).clamp(min=0).to(widest(level.device))
     ranks = above * 255 / (level.shape[1] - lowest).clamp(min=1)
-    flat = lowest == level.shape[1]  # a single value stays what it is
+    flat = lowest == level.shape[1]  # an image of a single value is not changed
     ranks = torch.where(flat, torch.arange(FAR + 1, device=level.device), ranks.round()).float()
     return ranks.gather(1, level).view_as(distances)
 
 
 def emboss(levels: Tensor) -> Tensor:
-    """Light from the lower right, then a 3 x 3 mean; whole levels."""
+    """Emboss, with light from the lower right, and average over 3 x 3 pixels; integers in 0..255."""
     p = F.pad(levels[:, None], (1, 1, 1, 1), mode="reflect")[:, 0]
     height, width = levels.shape[1:]
     lit = torch.zeros_like(levels)
