@@ -1,10 +1,9 @@
-"""Anything with images and labels as a set: DataLoaders, datasets, arrays, names.
+"""Image sets from DataLoaders, datasets, arrays and names.
 
-A DataLoader over an indexable dataset stays lazy: its images are read in the dataset's order, whatever its
-sampler's order is, with its collation and its workers. So ids are the dataset's indices, batches can have any
-size, and nothing is shuffled, dropped or read twice. What a dataset chooses at random by itself depends on a
-seed and the image alone: the same for every reading, another one in every epoch of training. Pixels must be
-uint8, or float in [0, 1].
+A DataLoader over an indexable dataset stays lazy. Its collation and workers are used, its order and its batch
+size are not: images are read in the order of their dataset indices, which are the ids, and none is shuffled,
+dropped or read twice. Random transforms of the dataset depend only on a seed and the image, so every reading
+gives the same pixels, and every epoch of training other ones. Pixels must be uint8, or float in [0, 1].
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from trimtab.types import BadInput, InputSpec
 
 
 def as_set(source: Any, name: str | None = None, input: InputSpec | None = None) -> Images:
-    """Adapt whatever holds images: a set, a name, a DataLoader, a dataset, (images, labels), or any iterable
-    of (images, labels) batches.
+    """Return an image set from a set, a name, a DataLoader, a dataset, a pair (images, labels), or any
+    iterable of such pairs.
 
-    Image files are resized and cropped as `input` records, unless the set was loaded for another.
+    Image files are resized and cropped as `input` records, unless the set was loaded for another `InputSpec`.
     """
     if isinstance(source, str):
         return load(source, input=input)
@@ -53,7 +52,7 @@ def as_set(source: Any, name: str | None = None, input: InputSpec | None = None)
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         source = DataLoader(source)
     if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        return DataLoaderSet(source, _drawn(source), name or type(source.dataset).__name__)
+        return DataLoaderSet(source, _sampled_indices(source), name or type(source.dataset).__name__)
     if isinstance(source, tuple) and _is_pair(source):
         source = [source]
     if not isinstance(source, Iterable):
@@ -68,23 +67,23 @@ def as_set(source: Any, name: str | None = None, input: InputSpec | None = None)
 
 @dataclass(frozen=True, eq=False)
 class DataLoaderSet(Images):
-    """The images of an indexable dataset, read when they are needed."""
+    """The images of an indexable dataset, read on demand."""
 
     loader: DataLoader
     ids: Tensor
     """Indices in the dataset."""
     name: str
-    whole: DataLoaderSet | None = None
-    """The set that this is a part of."""
+    parent: DataLoaderSet | None = None
+    """The set of which this is a subset, if it is one."""
 
     def raw(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        dataset = Drawn(self.loader.dataset)
+        dataset = SeededDataset(self.loader.dataset)
         return self._checked(self._collated([dataset[i] for i in self.ids[positions].tolist()]))
 
     def streamed(self, parts: Iterable[Tensor], seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """`raw` of one part after the other, by the loader's own workers."""
-        again = DataLoader(
-            Drawn(self.loader.dataset, seed),
+        """`raw` of each part in turn, read by the loader's workers."""
+        loader = DataLoader(
+            SeededDataset(self.loader.dataset, seed),
             batch_sampler=[self.ids[part].tolist() for part in parts],
             num_workers=self.loader.num_workers,
             collate_fn=self._collated,
@@ -92,7 +91,7 @@ class DataLoaderSet(Images):
             multiprocessing_context=self.loader.multiprocessing_context,
             generator=torch.Generator(),  # or iterating would draw from the global one
         )
-        return map(self._checked, again)
+        return map(self._checked, loader)
 
     def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
         parts = list(spans(len(self), size, start))
@@ -100,10 +99,11 @@ class DataLoaderSet(Images):
             yield Batch(as_float(pixels), y, self.ids[part])
 
     def _collated(self, images: list[Any]) -> Any:
-        alone = self.loader.batch_sampler is None  # it hands out single images, as they are
+        collate = self.loader.collate_fn
         try:
-            collate = self.loader.collate_fn
-            return default_collate([collate(image) for image in images]) if alone else collate(images)
+            if self.loader.batch_sampler is None:  # `batch_size=None`: the loader collates single images
+                return default_collate([collate(image) for image in images])
+            return collate(images)
         except TypeError as problem:
             first = images[0][0] if isinstance(images[0], tuple | list) else images[0]
             raise BadInput(
@@ -117,7 +117,7 @@ class DataLoaderSet(Images):
         return x.permute(0, 2, 3, 1), y
 
     def subset(self, which: Which) -> DataLoaderSet:
-        return replace(self, ids=self.ids[positions_of(which, len(self))], whole=self.whole or self)
+        return replace(self, ids=self.ids[positions_of(which, len(self))], parent=self.parent or self)
 
     @cached_property
     def labels(self) -> Tensor:  # type: ignore[override]
@@ -129,16 +129,16 @@ class DataLoaderSet(Images):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        named = getattr(self.loader.dataset, "classes", None)
-        if isinstance(named, list | tuple) and all(isinstance(name, str) for name in named):
-            return tuple(named)
-        return self.whole.classes if self.whole else tuple(map(str, range(int(self.labels.max()) + 1)))
+        names = getattr(self.loader.dataset, "classes", None)
+        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        return self.parent.classes if self.parent else tuple(map(str, range(int(self.labels.max()) + 1)))
 
     @cached_property
     def spec(self) -> InputSpec:  # type: ignore[override]
         """Mean and std are those of at most a thousand images, evenly spaced."""
-        few = torch.linspace(0, len(self) - 1, min(len(self), 1000)).long()
-        parts = [self.raw(part)[0] for part in few.split(100)]
+        positions = torch.linspace(0, len(self) - 1, min(len(self), 1000)).long()
+        parts = [self.raw(part)[0] for part in positions.split(100)]
         _, height, width, channels = parts[0].shape
         return InputSpec((height, width), channels, *moments(parts))
 
@@ -159,54 +159,55 @@ class DataLoaderSet(Images):
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(Dataset):
-    """A dataset whose own random choices are a function of a seed and the image's index."""
+class SeededDataset(Dataset):
+    """A dataset whose random transforms depend only on a seed and the image's index."""
 
     dataset: Any
     seed: int = 0
 
     def __getitem__(self, index: int) -> Any:
-        with _chance(rng.key(self.seed, index)):
+        with _seeded(rng.key(self.seed, index)):
             return self.dataset[index]
 
 
 @contextmanager
-def _chance(seed: int) -> Iterator[None]:
-    """Seed what datasets draw from (torch, NumPy, Python), and leave it as it was."""
-    source, numpys, pythons = torch.default_generator, np.random.get_state(), random.getstate()  # noqa: NPY002
-    before = source.get_state()
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators (torch, NumPy, Python), and restore their states."""
+    generator = torch.default_generator
+    torch_state, numpy_state = generator.get_state(), np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
     try:
-        source.manual_seed(seed)
+        generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         yield
     finally:
-        source.set_state(before)
-        np.random.set_state(numpys)  # noqa: NPY002
-        random.setstate(pythons)
+        generator.set_state(torch_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
 
 
-def _drawn(loader: DataLoader) -> Tensor:
-    """The indices that a loader draws, in order; its generator, and the global one, are left as they were."""
+def _sampled_indices(loader: DataLoader) -> Tensor:
+    """The sorted indices that a loader's sampler gives; the state of all generators is restored."""
     generator = getattr(loader.sampler, "generator", None)
     before = generator.get_state() if generator is not None else None
     by_batches = loader.batch_size is None and loader.batch_sampler is not None
     try:
         with torch.random.fork_rng(devices=[]):  # a random sampler draws its seed from the global generator
-            drawn = [*(chain.from_iterable(loader.batch_sampler) if by_batches else loader.sampler)]  # type: ignore[arg-type]
+            sampled = [*(chain.from_iterable(loader.batch_sampler) if by_batches else loader.sampler)]  # type: ignore[arg-type]
     finally:
         if generator is not None:  # ... or from its own
             generator.set_state(before)
     try:
-        drawn = [operator.index(index) for index in drawn]
+        indices = [operator.index(index) for index in sampled]
     except TypeError:
         raise BadInput("the loader's sampler gives no single indices; make it a batch_sampler") from None
-    if len(set(drawn)) < len(drawn):
+    if len(set(indices)) < len(indices):
         raise BadInput(
             "the loader draws some images several times and others never (a sampler with replacement); "
             "give one that draws each once, or the dataset itself"
         )
-    return torch.tensor(sorted(drawn))
+    return torch.tensor(sorted(indices))
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,17 @@
 """AugMix: several short chains of simple operations, mixed with each other and with the image.
 
-Hendrycks et al. (2020), algorithm 1 (without its consistency loss, which is an objective's business):
+Hendrycks et al. (2020), algorithm 1, without the consistency loss (a training objective):
 
     x' = m x + (1 - m) sum_i w_i chain_i(x),   w ~ Dirichlet(1, 1, 1),   m ~ uniform
 
 Each of the three chains is one to three operations out of nine: autocontrast, equalize, posterize,
-solarize, rotate, shear in x or y, shift in x or y. An operation's level is uniform in 0.1..severity (3), of
-10. Those that are also corruptions (brightness, contrast, ...) are left out, as in the paper.
+solarize, rotate, shear in x or y, shift in x or y. An operation's level is uniform in [0.1, severity] on a
+scale of 10; the default severity is 3. Operations that are also corruptions (brightness, contrast, ...) are
+left out, as in the paper.
 
-A batch is worked on at once: in each step the images that drew the same operation are gathered, changed and
-put back. Images are whole levels of 255 between the operations, as they are in Pillow, on which the tests
-rely. Different from the public code: angles and shifts are not rounded to whole numbers.
+A batch is processed at once: in each step the images with the same operation are gathered, changed and put
+back. Between the operations pixels are integers in 0..255, as in Pillow, with which the tests compare. Unlike
+in the public code, angles and shifts are not rounded to integers.
 """
 
 from __future__ import annotations
@@ -27,45 +28,52 @@ CHAINS, DEPTH = 3, 3
 
 
 def augmix(x: Tensor, severity: float, draw: Callable[[int], Tensor]) -> Tensor:
-    """(N, C, H, W) in [0, 1]; `draw(k)` gives a uniform number per image, new ones for each k."""
-    fresh = itertools.count()
+    """Mix images (N, C, H, W) in [0, 1]; `draw(k)` returns N uniform numbers, independent for each k."""
+    draws = itertools.count()
 
-    def drawn(*shape: int) -> Tensor:
-        """(*shape, N)"""
-        return torch.stack([draw(next(fresh)) for _ in range(math.prod(shape))]).view(*shape, -1).float()
+    def uniform(*shape: int) -> Tensor:
+        """Uniform numbers (*shape, N)."""
+        return torch.stack([draw(next(draws)) for _ in range(math.prod(shape))]).view(*shape, -1).float()
 
     levels = (x * 255).round()
     chains = levels.repeat(CHAINS, 1, 1, 1)  # all chains of all images are one batch
-    depth = 1 + DEPTH * drawn(CHAINS)
+    depth = 1 + DEPTH * uniform(CHAINS)
     for step in range(DEPTH):
-        choice, level, sign = (drawn(CHAINS).flatten() for _ in range(3))
+        choice, level, sign = (uniform(CHAINS).flatten() for _ in range(3))
         level = (0.1 + (severity - 0.1) * level) / 10
-        number = torch.where(step < depth.flatten().floor(), (len(OPERATIONS) * choice).long(), -1)
-        chains = operate(chains, number, level, torch.where(sign < 0.5, -level, level))
-    weights = -torch.log(1 - drawn(CHAINS))
+        operation = torch.where(step < depth.flatten().floor(), (len(OPERATIONS) * choice).long(), -1)
+        chains = operate(chains, operation, level, torch.where(sign < 0.5, -level, level))
+    weights = -torch.log(1 - uniform(CHAINS))
     weights = weights / weights.sum(0)  # exponential numbers, normalized, are Dirichlet(1, 1, 1)
     mixed = torch.einsum("kn,kn...->n...", weights, chains.view(CHAINS, *x.shape))
-    return torch.lerp(mixed, levels, drawn(1)[0][:, None, None, None]) / 255
+    return torch.lerp(mixed, levels, uniform(1)[0][:, None, None, None]) / 255
 
 
-def operate(levels: Tensor, number: Tensor, level: Tensor, signed: Tensor) -> Tensor:
-    """Each image's operation (-1: none), at a level in 0..1, with a sign where it has a direction."""
+def operate(levels: Tensor, operation: Tensor, level: Tensor, signed: Tensor) -> Tensor:
+    """Apply to each image the operation of its index (-1: none).
+
+    Args:
+        levels: Images (N, C, H, W) in 0..255.
+        operation: Indices in `OPERATIONS` (N,).
+        level: Levels in 0..1 (N,).
+        signed: The same with random signs, for operations that have a direction.
+    """
     out = levels.clone()
-    for at, operation in enumerate(POINTWISE):
-        mine = (number == at).nonzero()[:, 0]
-        if len(mine):
-            out.index_copy_(0, mine, operation(levels.index_select(0, mine), level[mine]))
-    moved = (number >= len(POINTWISE)).nonzero()[:, 0]
-    if len(moved):
-        chosen = number[moved] - len(POINTWISE)
-        out.index_copy_(0, moved, move(levels.index_select(0, moved), chosen, signed[moved]))
+    for index, function in enumerate(POINTWISE):
+        rows = (operation == index).nonzero()[:, 0]
+        if len(rows):
+            out.index_copy_(0, rows, function(levels.index_select(0, rows), level[rows]))
+    rows = (operation >= len(POINTWISE)).nonzero()[:, 0]
+    if len(rows):
+        kind = operation[rows] - len(POINTWISE)
+        out.index_copy_(0, rows, move(levels.index_select(0, rows), kind, signed[rows]))
     return out
 
 
 def autocontrast(levels: Tensor, _: Tensor) -> Tensor:
     """Stretch each channel to 0..255."""
     low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)
-    # in double, and by a true division (255 / tensor is none), to round where Pillow rounds
+    # In float64, dividing tensors (255 / tensor multiplies by a reciprocal), to round as Pillow does.
     scale = torch.full_like(low, 255, dtype=torch.float64) / (high - low).clamp(min=1)
     stretched = (levels * scale - low * scale).floor().clamp(0, 255)
     return torch.where(high > low, stretched.to(levels.dtype), levels)
@@ -74,10 +82,10 @@ def autocontrast(levels: Tensor, _: Tensor) -> Tensor:
 def equalize(levels: Tensor, _: Tensor) -> Tensor:
     """Give each channel a flat histogram."""
     flat = levels.flatten(2).long()  # (N, C, H W)
-    seen = torch.zeros(*flat.shape[:2], 256, dtype=torch.long).scatter_add_(2, flat, torch.ones_like(flat))
+    counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.long).scatter_add_(2, flat, torch.ones_like(flat))
     brightest = flat.amax(2, keepdim=True)
-    step = (flat.shape[2] - seen.gather(2, brightest)) // 255
-    below = seen.cumsum(2) - seen
+    step = (flat.shape[2] - counts.gather(2, brightest)) // 255
+    below = counts.cumsum(2) - counts
     table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
     table = torch.where(step > 0, table, torch.arange(256))
     return table.gather(2, flat).view(levels.shape).to(levels.dtype)
@@ -90,13 +98,13 @@ def posterize(levels: Tensor, level: Tensor) -> Tensor:
 
 
 def solarize(levels: Tensor, level: Tensor) -> Tensor:
-    """Invert what is brighter than a threshold."""
+    """Invert the pixels above a threshold."""
     threshold = 256 - (256 * level).floor()
     return torch.where(levels < threshold[:, None, None, None], levels, 255 - levels)
 
 
 def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
-    """Rotate by up to 30 degrees, shear by up to 0.3 or shift by up to a third of a side; black comes in."""
+    """Rotate by up to 30 degrees, shear by up to 0.3 or shift by up to a third of a side; fill with black."""
     n, _, height, width = levels.shape
     ones, zeros = torch.ones(n), torch.zeros(n)
     tall, wide = height / width, width / height
@@ -119,7 +127,7 @@ def move(levels: Tensor, kind: Tensor, level: Tensor) -> Tensor:
 
 
 def resample(x: Tensor, maps: Tensor, padding: str) -> Tensor:
-    """(N, C, H, W): pixel (u, v) taken, bilinearly, from (a u + b v + c, d u + e v + f), in -1..1."""
+    """Sample the pixel (u, v) bilinearly at (a u + b v + c, d u + e v + f), in coordinates of -1..1."""
     *_, height, width = x.shape
     u, v = ((2 * torch.arange(side) + 1) / side - 1 for side in (width, height))
     a, b, c, d, e, f = maps.to(x.dtype)[:, :, None, None].unbind(1)

@@ -1,7 +1,7 @@
-"""Sets as files: one safetensors file per split, mapped into memory, placed whole or not at all.
+"""Sets as files: one safetensors file per split, mapped into memory and written atomically.
 
 The file holds `images` (uint8 or float32, NHWC), `labels` and `ids`; its metadata hold name, classes, mean,
-std and a digest as JSON. Nothing in it can run code, and whoever reads safetensors can read it.
+std and a hash as JSON. It cannot run code, and any safetensors reader can open it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trimtab.data.sets import ImageSet
 from trimtab.io import atomic_write, existing, reading
 from trimtab.types import BadInput, InputSpec
 
-_ABOUT = "trimtab"
+_METADATA = "trimtab"
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What an image may be, by its content: Pillow would also hand others to outside programs."""
+"""Accepted image formats; Pillow would pass some others to external programs."""
 
 
 def default_root() -> Path:
-    """Where fetched sets lie: $TRIMTAB_DATA, or ~/.cache/trimtab."""
+    """Return the folder of fetched sets: $TRIMTAB_DATA, or ~/.cache/trimtab."""
     return Path(os.environ.get("TRIMTAB_DATA") or "~/.cache/trimtab").expanduser()
 
 
@@ -33,7 +33,7 @@ def save(images: ImageSet, path: str | Path) -> None:
     """Write a set as one file; `load("file:PATH")` reads it."""
     if not isinstance(images, ImageSet):
         raise BadInput(
-            f"only a set in memory is written; a {type(images).__name__} has `in_memory()` for that"
+            f"only a set in memory can be saved; a {type(images).__name__} has `in_memory()` for that"
         )
     tensors = {
         "images": images.images.permute(0, 2, 3, 1).contiguous(),
@@ -48,8 +48,8 @@ def save(images: ImageSet, path: str | Path) -> None:
     }
     about["seal"] = _seal(images.digest, about)
     with atomic_write(Path(path)) as part:
-        # One entry: safetensors writes several in an order that changes from process to process.
-        save_file(tensors, part, metadata={_ABOUT: json.dumps(about)})
+        # One entry, since safetensors writes several in a random order.
+        save_file(tensors, part, metadata={_METADATA: json.dumps(about)})
 
 
 def read(path: str | Path) -> ImageSet:
@@ -58,7 +58,7 @@ def read(path: str | Path) -> ImageSet:
     with reading(path, "an image set that trimtab wrote"):
         with safe_open(path, framework="pt") as file:
             about = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-            about = about.get(_ABOUT, about)  # the first sets had an entry for each
+            about = about.get(_METADATA, about)  # sets of the first versions had one entry per key
             pixels, labels, ids = (file.get_tensor(key) for key in ("images", "labels", "ids"))
         _, height, width, channels = pixels.shape
         mean, std = (tuple(map(float, about[key])) for key in ("mean", "std"))
@@ -72,5 +72,5 @@ def read(path: str | Path) -> ImageSet:
 
 
 def _seal(digest: str, about: Mapping[str, object]) -> str:
-    """A hash over the images and what is said about them: by it damage is noticed."""
+    """Return a hash of the images and their description, by which damage is detected."""
     return hashlib.sha256(f"{digest} {json.dumps(about, sort_keys=True)}".encode()).hexdigest()
