@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trimtab import models, norm
 from trimtab._accel import accelerate
 from trimtab.attacks import PGD, Linf, guard
+from trimtab.attacks.base import prepare
 
 X = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -201,3 +202,37 @@ def test_copies_of_a_model_have_copies_of_their_own() -> None:
         first_conv(other).weight.mul_(2)
     assert accelerated(other) is not net
     assert accelerated(model) is net
+
+
+def test_an_unchanged_model_is_probed_once_and_a_changed_one_again() -> None:
+    class Counted(Scaled):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Counted.calls += 1
+            return super().forward(x)
+
+    model, y, attack = Counted().eval(), torch.arange(4), PGD(Linf("8/255"), steps=2)
+
+    def calls() -> int:
+        before = Counted.calls
+        attack(model, X, y)
+        return Counted.calls - before
+
+    first, second = calls(), calls()
+    assert second == 2  # one for each step
+    assert first > second
+    in_place(model)
+    assert calls() == first
+
+
+def test_what_couples_a_batch_is_found_after_a_call_with_one_image() -> None:
+    model = models.build("resnet8", classes=4, width=4).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    for count in (1, 4):
+        with guard(model):
+            _, coupled, *_ = prepare(model, X[:count], torch.zeros(count, dtype=torch.long))
+        assert coupled == (count > 1)

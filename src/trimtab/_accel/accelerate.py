@@ -46,9 +46,40 @@ class _Entry:
     net: nn.Module
     of_model: Signature
     of_net: Signature
+    findings: Any = None
+    """What the caller found out about the model, which is true as long as the entry is valid."""
 
 
 _entries: WeakKeyDictionary[nn.Module, _Entry] = WeakKeyDictionary()
+
+
+def recall(model: nn.Module, x: Tensor) -> tuple[nn.Module, Any] | None:
+    """Return the copy that was made of a model in its present state, with the findings on it, or None.
+
+    Args:
+        model: The model in eval mode.
+        x: Images (N, ...): their size is taken into account.
+    """
+    entry = _entries.get(model) if type(model).__hash__ is object.__hash__ else None
+    if entry is None or entry.findings is None:
+        return None
+    try:
+        signature = [*_signature(model), tuple(x.shape[1:]), str(x.device)]
+    except _NotComparable:
+        return None
+    return (entry.net, entry.findings) if _valid(entry, signature) else None
+
+
+def note(model: nn.Module, findings: Any) -> None:
+    """Keep findings on a model next to its copy, if there is one.
+
+    Args:
+        model: The model, as it was just accelerated.
+        findings: What `recall` returns until the model changes.
+    """
+    entry = _entries.get(model) if type(model).__hash__ is object.__hash__ else None
+    if entry is not None:
+        entry.findings = findings
 
 
 def accelerate(model: nn.Module, x: Tensor, logits: Tensor | None = None) -> nn.Module:

@@ -17,15 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import adapt, rng
-from trimtab._accel import accelerate
+from trimtab._accel import accelerate, note, recall
 from trimtab.attacks.geometry import distance
 from trimtab.attacks.precision import Bf16Gradients, CastTo, require_bf16_copy
 from trimtab.runtime import (
     check_call,
+    check_classes,
     check_labels,
     couples_batch,
+    declares_coupling,
     guard,
+    images_within,
     require_bfloat16,
+    require_dtype,
     require_usable,
     unwrap,
 )
@@ -33,6 +37,10 @@ from trimtab.types import BadInput, Budget, html_table
 
 SLICE = 32
 """Images per core that are attacked at a time: few, so that its cache holds their features."""
+MEMORY = 2 << 30
+"""Bytes within which the process stays where images are large, if one image at a time does."""
+LARGE = 3 * 64 * 64
+"""Values of an image from which a network may keep so much of it that `SLICE` images are too many."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ class AttackTask:
     """Whether the caller asks which images are misclassified; if not, a forward pass is saved."""
     classes: int = 0
     """Number of classes of the network; only attacks with random targets need it."""
+    fit: int | None = None
+    """How many images fit into a CPU's memory at a time, if that was found out."""
 
     @property
     def approximate(self) -> bool:
@@ -113,7 +123,7 @@ class AttackTask:
     def at_once(self) -> int:
         """How many images to attack at a time: few on a CPU, whose caches then hold their features."""
         few = self.x.device.type == "cpu" and not self.coupled
-        return SLICE * torch.get_num_threads() if few else len(self.x)
+        return min(self.fit or len(self.x), SLICE * torch.get_num_threads()) if few else len(self.x)
 
 
 class Attack:
@@ -179,7 +189,8 @@ class Attack:
         model = unwrap(model)
         with guard(model):
             images = x.detach().clone(memory_format=_memory_format(x))
-            net, coupled, classes = prepare(model, images, y)
+            with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+                net, coupled, classes, fit = prepare(model, images, y)
             if coupled and self.one_by_one:
                 name = type(self).__name__
                 raise BadInput(
@@ -193,7 +204,7 @@ class Attack:
                     require_bfloat16()
                 net = Bf16Gradients(net)
             ids = rng.ids_of(x, ids)
-            task = AttackTask(net, clean, y.long().clone(), seed, ids, coupled, judged, classes)
+            task = AttackTask(net, clean, y.long().clone(), seed, ids, coupled, judged, classes, fit)
             try:
                 result = self.run(task) if coupled else in_slices(self.run, task, self.refills)
             except RuntimeError:
@@ -279,14 +290,27 @@ def retry_survivors(
     return Outcome(x, success, success_at)
 
 
-def prepare(model: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, bool, int]:
-    """Return the network to attack, whether it couples a batch, and its number of classes.
+def prepare(model: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, bool, int, int | None]:
+    """Return the network to attack, whether it couples a batch, its classes, and how many images fit at once.
 
-    A guarded model that couples its batch is attacked as it is, any other as its accelerated equivalent.
+    A guarded model that couples its batch is attacked as it is, any other as its accelerated equivalent. What
+    was found out about a model is used again until it changes.
     """
+    if (known := recall(model, x)) is not None and not declares_coupling(model):
+        net, (classes, fit) = known
+        require_dtype(model, x)
+        check_classes(y, classes)
+        return net, False, classes, fit
     logits = check_labels(model, x, y)
-    coupled = couples_batch(model, x, logits)
-    return model if coupled else accelerate(model, x, logits), coupled, logits.shape[1]
+    classes = logits.shape[1]
+    if couples_batch(model, x, logits):
+        return model, True, classes, None
+    net = accelerate(model, x, logits)
+    large = x.device.type == "cpu" and x[:1].numel() > LARGE
+    fit = images_within(MEMORY, net, x, gradients=True) if large else None
+    if len(x) > 1:  # or coupling could not show
+        note(model, (classes, fit))
+    return net, False, classes, fit
 
 
 def refuse_stream(model: nn.Module) -> None:

@@ -54,14 +54,19 @@ def check_pairs(x: Tensor, y: Tensor) -> None:
 @torch.no_grad()
 def check_labels(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Raise BadInput unless the network takes these images and labels; return its logits of the first few."""
-    weight = next(net.parameters(), x)
-    if weight.is_floating_point() and weight.dtype != x.dtype:
-        raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
+    require_dtype(net, x)
     logits = require_logits(net(x[:PROBE]))
     if bool(logits.isnan().any(1).all()):
         raise BadInput("the model returns NaN; look for weights or statistics that are not finite (audit)")
     check_classes(y, logits.shape[1])
     return logits
+
+
+def require_dtype(net: nn.Module, x: Tensor) -> None:
+    """Raise BadInput unless the images are of the network's own dtype."""
+    weight = next(net.parameters(), x)
+    if weight.is_floating_point() and weight.dtype != x.dtype:
+        raise BadInput(f"the images are {x.dtype} and the model is {weight.dtype}; convert one of them")
 
 
 def check_classes(y: Tensor, outputs: int) -> None:
