@@ -51,10 +51,15 @@ def logits(net: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("safe", [True, False, "both"], ids=["safetensors", "pickle", "both"])
-@pytest.mark.parametrize("scheme", ["file:", "timm:local-dir:"])
-def test_a_folder_that_timm_wrote_loads_with_its_record(tmp_path: Path, safe: object, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "ending"),
+    [("file:", ""), ("timm:local-dir:", ""), ("timm:local-dir:", "+pretrained")],
+)
+def test_a_folder_that_timm_wrote_loads_with_its_record(
+    tmp_path: Path, safe: object, scheme: str, ending: str
+) -> None:
     net = trained()
-    model = load(f"{scheme}{written(tmp_path / 'net', net, safe)}")
+    model = load(f"{scheme}{written(tmp_path / 'net', net, safe)}{ending}")
     assert not model.training
     assert (model.spec, model.classes) == (SPEC, tuple(NAMES))
     assert torch.equal(logits(model.net), logits(net))

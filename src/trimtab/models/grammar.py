@@ -51,7 +51,7 @@ def parse(text: str) -> Source:
         known = " ".join(f"{name}:" for name in SCHEMES)
         raise BadInput(f"{text!r} names no model; write one of {known} and a name, such as {_nearest(text)}")
     if rest.startswith(LOCAL) and scheme == "timm":
-        scheme, rest = "file", rest.removeprefix(LOCAL)
+        scheme, rest = "file", rest.removeprefix(LOCAL).removesuffix("+pretrained")  # they always are
     if scheme == "file":
         path, *architectures = re.split(rf"@(?=(?:{'|'.join(SCHEMES)}):)", rest, maxsplit=1)
         return Source(scheme, path, architecture=parse(architectures[0]) if architectures else None)
