@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+STAT = Path("/proc/stat")
 Run = Callable[[], object]
 Times = dict[str, list[float]]
 """Seconds of each contestant, round by round."""
@@ -42,6 +44,8 @@ class Asked:
     """A network without robustness to attack; zoo:cifar10-standard if not given."""
     robust: str | None = None
     """An adversarially trained one; zoo:cifar10-adversarial if not given."""
+    published: Path | None = None
+    """Folder of the published networks that `races` attacks."""
 
     @property
     def turns(self) -> int:
@@ -61,6 +65,8 @@ class Row:
     """The mark: "<= 1.03" or ">= 2"; empty if there is none."""
     seconds: Mapping[str, Quartiles] = field(default_factory=dict)
     """Of each contestant; empty where it is not time that is compared."""
+    setting: Mapping[str, str] = field(default_factory=dict)
+    """What a chart groups by."""
 
     @property
     def met(self) -> bool | None:
@@ -108,6 +114,22 @@ def compare(section: str, what: str, times: Times, top: str, bottom: str, wanted
 
 def quartiles(values: Sequence[float] | np.ndarray) -> Quartiles:
     return Quartiles(*map(float, np.percentile(values, (25, 50, 75))))
+
+
+def busy(seconds: float = 2.0) -> float:
+    """Return the fraction of all cores' time that other programs take, over some seconds; 0 if not known."""
+    if not STAT.exists():
+        return 0.0
+    before = _jiffies()
+    time.sleep(seconds)
+    idle, whole = (b - a for a, b in zip(before, _jiffies(), strict=True))
+    return 1 - idle / max(1, whole)
+
+
+def _jiffies() -> tuple[int, int]:
+    """Idle and all jiffies of all cores."""
+    values = [int(value) for value in STAT.read_text().split("\n", 1)[0].split()[1:9]]
+    return values[3] + values[4], sum(values)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ def circumstances(asked: Asked, sections: Sequence[str]) -> dict[str, Any]:
     words = ["python -m benchmarks", *sections, f"--rounds {asked.rounds} --threads {asked.threads}"]
     words += ["--quick"] * asked.quick
     words += [f"--{kind} {name}" for kind in ("standard", "robust") if (name := getattr(asked, kind))]
+    words += ["--published FOLDER"] * (asked.published is not None)
     return {
         "command": " ".join(words),
         "machine": f"{cpu}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from published_files import FOLDER
 from trimtab.cli import bench, main
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
-    "norm", "attacks", "certify", "adapt", "statistics", "lens", "corruptions", "loader", "growth", "train",
+    "norm", "attacks", "certify", "adapt", "statistics", "lens", "corruptions", "loader", "growth",
+    "races", "train",
 )  # fmt: skip
 NET = "net:resnet8,width=4,classes=10"
 
@@ -32,10 +34,14 @@ def row(ratio, wanted):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_section_yields_rows(section):
+def test_every_section_yields_rows(section, monkeypatch):
     import benchmarks
+    from benchmarks import races
 
-    asked = benchmarks.Asked(threads=1, quick=True, standard=NET, robust=NET)
+    if section == "races" and not (FOLDER / "imagenet-sample").is_dir():
+        pytest.skip(f"{FOLDER} holds no published networks")
+    monkeypatch.setattr(races, "NETWORKS", {"resnet20": (2, 1)})
+    asked = benchmarks.Asked(threads=1, quick=True, standard=NET, robust=NET, published=FOLDER)
     before = torch.get_num_threads()
     found = list(benchmarks.run([section], asked))
     assert found
@@ -43,6 +49,42 @@ def test_every_section_yields_rows(section):
     assert all(one.ratio > 0 and math.isfinite(one.ratio) for one in found if section != "growth")
     assert all(one.wanted.split()[0] in ("<=", ">=") for one in found if one.wanted)
     assert torch.get_num_threads() == before
+
+
+def test_races_meet_every_peer_on_one_thread_and_on_several_and_without_networks_say_so():
+    import benchmarks
+    from benchmarks import races
+
+    assert {*races.CONTESTANTS, *races.AUTO} == {*races.MAKERS}
+    (skipped,) = benchmarks.run(["races"], benchmarks.Asked(quick=True))
+    assert "--published" in skipped.why
+
+
+def test_another_programs_load_is_measured(tmp_path, monkeypatch):
+    from benchmarks import race
+
+    lines = iter([(100, 0, 50, 800, 50, 0, 0, 0, 0, 0), (160, 0, 60, 820, 60, 0, 0, 0, 60, 0)])
+    stat = tmp_path / "stat"
+
+    def advance(_=0):
+        stat.write_text("cpu  " + " ".join(map(str, next(lines))) + "\ncpu0 1 2 3\n")
+
+    advance()
+    monkeypatch.setattr(race, "STAT", stat)
+    monkeypatch.setattr(race.time, "sleep", advance)
+    assert race.busy() == pytest.approx(0.7)  # 60 + 10 of 100; guests are counted among the users
+
+
+def test_a_loaded_machine_is_refused_unless_told_to(monkeypatch, capsys):
+    import benchmarks
+
+    monkeypatch.setattr(benchmarks, "busy", lambda: 0.4)
+    assert main(["bench", "races"]) == 2
+    err = capsys.readouterr().err
+    assert "40%" in err
+    assert "--anyway" in err
+    assert main(["bench", "races", "--anyway"]) == 0
+    assert "--published" in capsys.readouterr().err  # it went on
 
 
 def test_the_sections_are_those_of_the_help():

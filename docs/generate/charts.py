@@ -94,35 +94,41 @@ def accuracy(stored: dict[str, Any]) -> str:
     return svg(830, 290, "Accuracy under Gaussian noise and fog, static and adapted statistics", parts, crops)
 
 
-def speed(bars: Sequence[Bar]) -> str:
+def speed(bars: Sequence[Bar], against: str = "plain PyTorch") -> str:
     """Return the chart of speed.
 
     Args:
         bars: The ratios.
+        against: What a ratio of 1 is.
     """
     groups = list(dict.fromkeys(bar.group for bar in bars))
-    left, scale, y = 10, 370 / max(2.5, *(bar.high for bar in bars)), 44.0
+    left, y = 10, 44.0
+    scale = (370 if any("folded" in bar.label for bar in bars) else 220) / max(2.5, *(b.high for b in bars))
     parts = []
-    for kind, label, x in (("a", "folded, channels-last", left), ("b", "and bfloat16 gradients", left + 190)):
+    plain = any(bar.label == "folded, channels-last" for bar in bars)
+    legend = (
+        ("folded, channels-last", "and bfloat16 gradients") if plain else ("PGD, all steps", "fewer steps")
+    )
+    for kind, label, x in (("a", legend[0], left), ("b", legend[1], left + 190)):
         parts += [f'<rect class="f{kind}" x="{x}" y="8" width="12" height="12"/>', text(x + 18, 19, label)]
     for group in groups:
         parts.append(text(left, y + 10, group.replace(";", ",")))
         y += 17
         for bar in (bar for bar in bars if bar.group == group):
-            kind = "b" if "bfloat16" in bar.label else "a"
+            kind = "a" if bar.label.startswith(("folded", "all steps")) else "b"
             parts.append(
                 f'<rect class="f{kind}" x="{left}" y="{y:g}" width="{bar.ratio * scale:.1f}" height="14"/>'
                 f'<line class="line" x1="{left + bar.low * scale:.1f}" x2="{left + bar.high * scale:.1f}" '
                 f'y1="{y + 7:g}" y2="{y + 7:g}"/>'
             )
-            shown = f"{bar.ratio:.2f}x"
+            shown = f"{bar.ratio:.2f}x" if plain else f"{bar.ratio:.2f}x {bar.label}"
             parts.append(text(left + max(bar.ratio, bar.high) * scale + 8, y + 12, shown, "bold"))
             y += 18
         y += 10
     one = left + scale
     parts.insert(0, f'<line class="grid" x1="{one:.1f}" x2="{one:.1f}" y1="28" y2="{y:g}"/>')
-    parts.append(text(one, y + 16, "plain PyTorch = 1x", "soft middle"))
-    return svg(450, int(y) + 26, "Speed of PGD over plain PyTorch on published networks", parts)
+    parts.append(text(one, y + 16, f"{against} = 1x", "soft middle"))
+    return svg(450, int(y) + 26, f"Speed of attacks on published networks over {against}", parts)
 
 
 # ---- HTML for the pages: it reflows on a phone -----------------------------------------------------------

@@ -158,10 +158,10 @@ def benchmarks(results: Path = RESULTS) -> str:
         results: Folder of all results.
     """
     _, source = speed.bars(results)
-    lines = ["# Benchmarks", "", "## PGD on published networks", "", '<div class="tt-figure">', ""]
-    lines += [charts.speed(speed.bars(results)[0]).strip(), "", "</div>", ""]
+    lines = ["# Benchmarks", "", "## Attacks on published networks", "", '<div class="tt-figure">', ""]
+    lines += [charts.speed(speed.bars(results)[0], speed.against(results)).strip(), "", "</div>", ""]
     lines += [
-        f"Times as fast as the same steps in plain PyTorch; lines are quartiles over rounds. {source}.",
+        f"Times as fast as {speed.against(results)}; lines are quartiles over rounds. {source}.",
         "",
     ]
     lines += ["The ratio depends on network and CPU; `trimtab bench attacks --standard MODEL --robust MODEL`"]

@@ -112,10 +112,28 @@ def test_a_newer_edition_is_shown_once_its_ledger_is_whole(tmp_path: Path) -> No
     assert "setting too weak" in page
 
 
-def test_the_bars_of_speed_are_the_measured_ratios() -> None:
+def test_races_against_other_libraries_take_the_place_of_plain_pytorch(tmp_path: Path) -> None:
+    setting = {"network": "resnet20", "threads": "2", "rule": "same rule", "peer": "torchattacks"}
+    memory = {"setting": {**setting, "rule": "same rule, memory"}, "ratio": 9.0, "spread": [9.0, 9.0]}
+    row = {"setting": setting, "ratio": 1.4, "spread": [1.3, 1.6]}
+    about = {"command": "trimtab bench races", "machine": "a CPU", "torch": "2.13"}
+    (tmp_path / "races.json").write_text(json.dumps({"about": about, "rows": [row, memory]}))
+    bars, source = speed.bars(tmp_path)
+    assert [(bar.group, bar.ratio, bar.low, bar.high) for bar in bars] == [
+        ("ResNet-20, 32x32; 2 threads", 1.4, 1.3, 1.6)
+    ]
+    assert "torchattacks" in bars[0].label
+    assert "a CPU" in source
+    chart = charts.speed(bars, speed.against(tmp_path))
+    assert "the fastest other library = 1x" in chart
+    assert "1.40x" in chart
+
+
+def test_the_bars_of_speed_are_the_measured_ratios(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs/results/engine-room.json", tmp_path)
     rows = json.loads((ROOT / "docs/results/engine-room.json").read_text())["rows"]
     ratios = {row["over_plain"][0] for row in rows if row["arm"] in speed.ARMS and "over_plain" in row}
-    assert {bar.ratio for bar in speed.bars()[0]} == ratios
+    assert {bar.ratio for bar in speed.bars(tmp_path)[0]} == ratios
 
 
 def test_the_first_figure_shows_the_measured_accuracies() -> None:

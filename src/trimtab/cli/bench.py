@@ -20,8 +20,8 @@ TREE = Path(__file__).parents[3]
 class Bench:
     """Compare speed with stock PyTorch, other libraries and a plain baseline.
 
-    SECTIONS are norm, attacks, certify, adapt, statistics, lens, corruptions, loader, growth and train; none
-    means all.
+    SECTIONS are norm, attacks, certify, adapt, statistics, lens, corruptions, loader, growth, races and
+    train; none means all.
     Contestants take turns; each line shows the ratio of their median times, the quartiles of the ratios
     within each round, the target that was set beforehand, and whether it was met. A missed target
     is a result, not a failure: the exit code is 0. `attacks` needs two trained networks and CIFAR-10;
@@ -40,6 +40,10 @@ class Bench:
     """A network without robustness for `attacks`; zoo:cifar10-standard if not given."""
     robust: OptionalStr = None
     """An adversarially trained one; zoo:cifar10-adversarial if not given."""
+    published: OptionalPath = None
+    """Folder of the published networks for `races`."""
+    anyway: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Time on a machine that other programs load, too."""
     out: OptionalPath = None
     """Write OUT.md and OUT.json, as in --out docs/results/speed."""
     json: Json = False
@@ -47,9 +51,11 @@ class Bench:
     def run(self) -> int:
         """Run the command and return its exit code."""
         benchmarks, written = _tree()
-        asked = benchmarks.Asked(self.rounds, self.threads, self.quick, self.standard, self.robust)
+        asked = benchmarks.Asked(
+            self.rounds, self.threads, self.quick, self.standard, self.robust, self.published
+        )
         rows, skipped = [], []
-        for result in benchmarks.run(self.sections, asked):
+        for result in benchmarks.run(self.sections, asked, self.anyway):
             if isinstance(result, benchmarks.Skipped):
                 skipped.append(result)
                 console.note(f"{result.section} is skipped: {result.why}.")
