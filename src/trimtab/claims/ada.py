@@ -1,11 +1,12 @@
 """Adaptive BN for adversarially trained classifiers (Nandy et al.; ImageNet, ResNet-50).
 
-At a small scale Adv_inf is trained at 8/255, Adv_2 at 0.5 (32 x 32 pixels are a 49th of the paper's, so that
-an l2 radius of 3 there is about 0.43 here). Rand is trained under noise of sigma 0.5, as in the paper.
+At small scales Adv_inf is trained with eps 8/255 and Adv_2 with eps 0.5: images of 32 x 32 have a 49th of
+the paper's pixels, so its l2 radius of 3 corresponds to 3/7, about 0.43. Rand is trained under noise of sigma
+0.5, as in the paper.
 
-Later work showed that the robustness of adaptive test-time defenses had been overestimated. So ADA-4 adds to
-the paper's attack one through the batch statistics, one that controls a part of the batch, transfer from the
-static network, and the worst case per image over all of them.
+Later work showed that the robustness of adaptive test-time defenses had been overestimated. So ADA-4 adds
+stronger attacks to the paper's: one through the batch statistics, one that controls a part of the batch,
+transfer from the static network, and the worst case per image over these.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RAND = Net("ada-rand-paper")
 NETWORKS = {"Adv_inf": ADV_INF, "Adv_2": ADV_2, "Baseline": BASELINE, "Rand": RAND}
 ROBUST = {"Adv_inf": ADV_INF, "Adv_2": ADV_2}
 LOST = 0.15
-"""Precondition of every claim about restoring accuracy: the static network has lost at least this much."""
+"""Precondition of claims about restoring accuracy: the static network loses at least this much."""
 LOST_TO_NOISE = Needs("lost to noise", LOST)
 
 
@@ -181,10 +182,12 @@ def envelope(bench: Bench) -> dict[str, float]:
     single = {s: mean([certified(test[s], r) for r in radii]) for s in sigmas}
     chosen = [max((certified(held_out[s], r), s) for s in sigmas)[1] for r in radii]
     largest, best = torch.stack([test[s]["radius"] for s in sigmas]).max(0)
-    right = torch.stack([test[s]["correct"].bool() for s in sigmas]).gather(0, best[None])[0]
+    correct = torch.stack([test[s]["correct"].bool() for s in sigmas]).gather(0, best[None])[0]
     rows = {f"sigma {s:g} alone": value for s, value in single.items()}
     rows["best single sigma"] = max(single.values())
-    rows["the paper's envelope"] = mean([certified({"correct": right, "radius": largest}, r) for r in radii])
+    rows["the paper's envelope"] = mean(
+        [certified({"correct": correct, "radius": largest}, r) for r in radii]
+    )
     rows["sigma fixed per radius on held-out images, certified"] = mean(
         [certified(test[s], r) for s, r in zip(chosen, radii, strict=True)]
     )
@@ -210,17 +213,19 @@ def pgd(bench: Bench, name: str) -> PGD:
 
 
 def co_batch(bench: Bench, model: nn.Module) -> dict[str, float]:
-    """Return the accuracy on the clean images of a batch of which an attacker controls a twentieth."""
+    """Return the accuracy on the clean images of a batch of which an attacker controls 5 %."""
     size = bench.scale.batch
-    crowd = CoBatch(images=max(1, size // 20), steps=bench.scale.long_steps, step_size="8/255")
-    bench.uses(crowd)
+    attack = CoBatch(images=max(1, size // 20), steps=bench.scale.long_steps, step_size="8/255")
+    bench.uses(attack)
     x, y, ids = next(bench.batches(bench.images("test", size), size))
-    clean, adapted = len(x) - crowd.images, adapt.per_batch(model)
-    with attacks.guard(adapted), torch.no_grad():
-        before = float((adapted(x)[:clean].argmax(1) == y[:clean]).double().mean())
-    mixed = crowd(model, x, y, seed=bench.seed, ids=ids)
-    with attacks.guard(adapted), torch.no_grad():
-        after = float((adapted(mixed)[:clean].argmax(1) == y[:clean]).double().mean())
+    clean, adapted = len(x) - attack.images, adapt.per_batch(model)
+
+    def accuracy(batch: Tensor) -> float:
+        with attacks.guard(adapted), torch.no_grad():
+            return float((adapted(batch)[:clean].argmax(1) == y[:clean]).double().mean())
+
+    before = accuracy(x)
+    after = accuracy(attack(model, x, y, seed=bench.seed, ids=ids))
     return {"others in the batch, before": before, "others in the batch, after": after}
 
 
@@ -247,7 +252,7 @@ def adaptive_attacks(bench: Bench) -> dict[str, float]:
             "transfer from static": attacked(bench, name, Transferred(attack, model)),
         }
         rows[f"{name}, static, PGD"] = PerImage(static)
-        rows |= {f"{name}, adapted, {way}": PerImage(right) for way, right in against.items()}
+        rows |= {f"{name}, adapted, {way}": PerImage(correct) for way, correct in against.items()}
         rows[f"{name}, adapted, worst case per image"] = PerImage(worst(list(against.values())))
         rows[f"{name}, adapted, clean"] = float(attacked(bench, name, Clean()).mean())
         rows |= {f"{name}, {what}": value for what, value in co_batch(bench, model).items()}
@@ -304,7 +309,7 @@ def corruptions(bench: Bench) -> dict[str, float]:
 
 
 MOST = {"noise": corruption.NOISE, "fog": ("fog",), "contrast": ("contrast",)}
-"""Where the paper's gains are largest."""
+"""Groups of corruptions with the largest gains in the paper."""
 PAPER_GAINS = {"noise": 0.343, "blur": 0.179, "weather": 0.224, "digital": 0.021}
 
 

@@ -1,7 +1,7 @@
-"""The tools of a study: trained networks, images, constructed sets, and cached measurements.
+"""What a claim measures with: trained networks, images, constructed sets, and cached measurements.
 
-Everything is stored in one folder, so that nothing is computed twice and an interrupted run resumes. A file
-PAUSE in it asks a run to stop.
+Everything is stored in one folder, so nothing is computed twice and an interrupted run resumes. A file PAUSE
+in it asks a run to stop.
 
     networks/KEY/     runs of `train.fit`, by a hash of all that they depend on
     sets/KEY.npz      constructed sets
@@ -44,12 +44,12 @@ from trimtab.types import BadInput
 Subjects = Mapping[str, Net | tuple[Net, BNMode | None]]
 """Networks by name, those in a BN mode as (network, mode)."""
 StudyProgress = Callable[[str, float], None]
-"""Called with what is being made, and the fraction of it that is done."""
+"""Called with a description of the current work, and the fraction that is done."""
 
 STOP_EVERY = 20
-"""Steps of a training after which it may be stopped."""
+"""Training steps between two checks whether to stop."""
 ONE = train.Engine(devices=1)
-"""A network is trained on one device; a grid takes many of them by the Ray engine."""
+"""The engine that trains a network: one device. Several networks are trained in parallel by Ray."""
 
 
 def device() -> torch.device:
@@ -62,7 +62,7 @@ class Bench:
     """Networks, sets and measurements of a study at one scale and seed."""
 
     scale: Scale
-    """The scale."""
+    """Sizes of the data and networks, and lengths of the training."""
     seed: int
     """The seed of networks and measurements."""
     folder: Path
@@ -76,7 +76,7 @@ class Bench:
     methods: dict[str, int] = field(default_factory=dict)
     """The versions of the attacks, conditions and constructions that were used."""
     until: float = math.inf
-    """Time (`time.monotonic`) at which a training or a measurement is stopped, its state saved."""
+    """Time (`time.monotonic`) at which training or measuring stops, its state saved."""
     _networks: dict[str, nn.Module] = field(default_factory=dict)
     _sets: dict[tuple[str, str], Images] = field(default_factory=dict)
 
@@ -85,7 +85,9 @@ class Bench:
     def network(self, net: Net) -> nn.Module:
         """Return a trained network: loaded if it exists, else trained (or resumed). Do not modify it."""
         key = net.key(self.scale, self.seed)
-        if self.allowed is not None and key not in {net.key(self.scale, self.seed) for net in self.allowed}:
+        if self.allowed is not None and key not in {
+            other.key(self.scale, self.seed) for other in self.allowed
+        }:
             raise AssertionError(f"the claim does not declare the network {net.recipe} {dict(net.changes)}")
         if key not in self._networks:
             self._networks[key] = self._loaded(net)
@@ -98,7 +100,7 @@ class Bench:
         return train.Run(path, net.at(self.scale, self.seed)).metrics()
 
     def trained(self, key: str) -> bool:
-        """Return whether the network of a key exists, in the store or published."""
+        """Return whether the network of a key was trained, in this folder or as a published one."""
         return (self._path(key) / WEIGHTS).exists()
 
     def _path(self, key: str) -> Path:
@@ -116,31 +118,33 @@ class Bench:
         return norm.steer(models.load(f"file:{self._path(key)}")).eval().to(device())
 
     def held_out(self, choice: Choice) -> dict[Net, PerImage]:
-        """Return the accuracy of each candidate on the images after its training images."""
-        accuracies, bench = {}, self._of_all_networks()
+        """Return the accuracy of each candidate on held-out images, those that follow its training images."""
+        accuracies, bench = {}, self._without_restrictions()
         for net in choice.candidates:
-            whole, first = self.images("train", of=net), net.at(self.scale, 0).data.images
-            if first is None or first >= len(whole):
-                raise BadInput(f"no training images are left to choose by: {net.recipe} takes all of them")
-            images = whole.subset(slice(first, first + choice.images))
+            whole, n_train = self.images("train", of=net), net.at(self.scale, 0).data.images
+            if n_train is None or n_train >= len(whole):
+                raise BadInput(
+                    f"no training images are left to choose by: {net.recipe} trains on all of them"
+                )
+            images = whole.subset(slice(n_train, n_train + choice.images))
             accuracies[net] = PerImage(bench.correct(bench.network(net), images=images, n=len(images)))
         return accuracies
 
     def decided(self, net: Net) -> Net:
-        """Return a network with what it chooses; itself if it chooses nothing."""
+        """Return a network with its choice made; itself if it has no choice at this scale."""
         if net.choice is None or not net.chooses(self.scale):
             return net
         accuracies = self.held_out(net.choice)
-        best = max(accuracies, key=accuracies.__getitem__)  # the first of equal ones
+        best = max(accuracies, key=accuracies.__getitem__)  # ties go to the first
         changes = net.choice.tried[net.choice.candidates.index(best)]
         return replace(net, changes={**net.changes, **changes}, choice=None)
 
     def _train(self, net: Net, path: Path) -> None:
-        final, bench = self.decided(net), self._of_all_networks()
-        recipe, same = final.at(self.scale, self.seed), final.key(self.scale, self.seed)
-        if final is not net and self.trained(same):
+        final, bench = self.decided(net), self._without_restrictions()
+        recipe, key = final.at(self.scale, self.seed), final.key(self.scale, self.seed)
+        if final is not net and self.trained(key):  # the choice fell on a network that exists
             part = path.with_suffix(".part")
-            shutil.copytree(self._path(same), part, dirs_exist_ok=True)
+            shutil.copytree(self._path(key), part, dirs_exist_ok=True)
             part.rename(path)
             return
         start = bench.network(net.start) if net.start else None
@@ -154,7 +158,8 @@ class Bench:
         else:
             train.fit(start, images, recipe, folder=path, callbacks=callbacks, engine=ONE)
 
-    def _of_all_networks(self) -> Bench:
+    def _without_restrictions(self) -> Bench:
+        """A bench for networks and sets that the claim depends on but does not declare."""
         return replace(self, allowed=None, methods={})
 
     def _stop_if_asked(self, event: Event) -> None:
@@ -179,7 +184,7 @@ class Bench:
     # ---- images ------------------------------------------------------------------------------------
 
     def images(self, split: str = "test", n: int | None = None, of: Net | None = None) -> Images:
-        """Return the first n images of a split, all if None; of another network's set if `of` is given."""
+        """Return the first n images of a split (all if None), of the scale's set or of a network's (`of`)."""
         name = of.at(self.scale, self.seed).data.name if of else self.scale.data
         if (name, split) not in self._sets:
             self._sets[name, split] = data.load(name, split)
@@ -188,16 +193,16 @@ class Bench:
 
     def batches(self, images: Images, size: int) -> Iterator[Batch]:
         """Return batches on the networks' device."""
-        at = device()
-        return (Batch(x.to(at), y.to(at), ids) for x, y, ids in images.batches(size))
+        where = device()
+        return (Batch(x.to(where), y.to(where), ids) for x, y, ids in images.batches(size))
 
     def made(self, made: Made) -> Images:
-        """Return a constructed set; an interrupted construction resumes."""
+        """Return a constructed set; it is built if it does not exist."""
         path = self.folder / "sets" / f"{digest(made.about(self.scale, self.seed))[:16]}.npz"
         options: dict[str, Any] = {"steps": self.scale.label_steps}
         if made.kind in ("D_R", "D_NR"):
             options = {"steps": self.scale.match_steps, "step": self.scale.match_step}
-        source = self._of_all_networks().network(made.source)
+        source = self._without_restrictions().network(made.source)
         images = self.made(made.of) if made.of else self.images("train", self.scale.made)
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -212,7 +217,7 @@ class Bench:
         return data.load(f"npz:{path}", "train")
 
     def uses(self, *methods: Any) -> None:
-        """Record the versions of methods that a study calls directly."""
+        """Record the versions of methods that a claim calls directly."""
         for method in methods:
             self.methods |= used(method)
 

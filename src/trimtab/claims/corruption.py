@@ -1,9 +1,13 @@
 """Errors under common corruptions, for the claims of three papers.
 
-Corruptions are computed on the fly, frost with generated ice, so errors are relative to those of the standard
-network of the same seed: AlexNet's published ones belong to the files of ImageNet-C. mCE is the mean over
-corruptions of E / E_standard. Relative mCE is a ratio of means of E - E_clean: a mild corruption hardly
-changes the error and would dominate a mean of ratios. The clean error is that of the same images.
+Corruptions are computed on the fly, frost with procedural ice. So the baseline is the standard network of the
+same seed; AlexNet's published errors are valid for the ImageNet-C files only.
+
+    mCE          = mean over corruptions of E / E_standard
+    relative mCE = mean(E - E_clean) / mean(E_standard - E_standard,clean)
+
+Relative mCE is a ratio of means, since a mild corruption would dominate a mean of ratios. Clean errors are
+measured on the same images.
 """
 
 from __future__ import annotations
@@ -36,21 +40,23 @@ def errors(
     """Return a model's errors by corruption, and on the clean images.
 
     Args:
-        bench: The bench.
-        model: The model.
+        bench: Measures and caches.
+        model: The network.
         state: The BN mode; running statistics if None.
-        names: The corruptions; by default those of the scale.
-        severities: By default those of the scale.
+        names: Corruptions; by default those of the scale.
+        severities: Severities; by default those of the scale.
     """
     by_corruption = {"clean": 1 - bench.accuracy(model, state=state, n=bench.scale.corrupted)}
     for name in names or bench.scale.corruptions:
         conditions = [Corrupted(name, severity) for severity in severities or bench.scale.severities]
-        by_corruption[name] = 1 - mean([bench.accuracy(model, at, state=state) for at in conditions])
+        by_corruption[name] = 1 - mean(
+            [bench.accuracy(model, condition, state=state) for condition in conditions]
+        )
     return by_corruption
 
 
 def mean_error(by_corruption: Errors, names: Sequence[str] | None = None) -> float:
-    """Return the mean error over corruptions; over all of them without `names`."""
+    """Return the mean error over the corruptions `names`, by default over all."""
     names = names or [name for name in by_corruption if name != "clean"]
     return mean([by_corruption[name] for name in names])
 

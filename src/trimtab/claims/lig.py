@@ -34,15 +34,15 @@ NORMS = {"BN": "bn", "IN": "in", "LN": "ln", "GN": "gn"}
 VGG = {"smoke": "net:vgg11,width=4", "laptop": "net:vgg11,width=16", "paper": "net:vgg16"}
 EPS = L2(0.25)
 LEAST = 0.25
-"""Precondition: least accuracy of a trained network (chance: 0.1)."""
+"""Precondition: smallest accuracy of a trained network (at random: 0.1)."""
 LOST = 0.15
-"""Precondition: least accuracy that a static network loses to corruptions."""
+"""Precondition: smallest loss of accuracy of a static network under corruptions."""
 SIMILAR = 0.1
 """Precondition: largest difference of the clean accuracies of networks whose robustness is compared."""
 WALKED = ("loss range", "gradient change", "beta")
-"""What is measured of the loss landscape."""
+"""Measurements of the loss landscape."""
 LARGEST = 1e6
-"""Largest value of a landscape measurement; it may diverge."""
+"""Upper bound of landscape measurements, which may diverge."""
 
 
 def ligs_over_training(bench: Bench) -> Callback:
@@ -59,15 +59,16 @@ def over_training(bench: Bench) -> Callback:
         """Measure after an epoch."""
         if event.kind != "epoch":
             return None
-        walked: dict[str, list[float]] = {what: [] for what in WALKED}
+        measured: dict[str, list[float]] = {what: [] for what in WALKED}
         for x, y, _ in (batch.to_model(event.model) for batch in batches):
-            along = measure.landscape(event.model, x, y)
-            low, high = along.loss_range
-            for what, value in zip(WALKED, (high - low, along.gradient_change, along.beta), strict=True):
-                walked[what].append(min(value, LARGEST) if value == value else LARGEST)
+            landscape = measure.landscape(event.model, x, y)
+            low, high = landscape.loss_range
+            values = (high - low, landscape.gradient_change, landscape.beta)
+            for what, value in zip(WALKED, values, strict=True):
+                measured[what].append(LARGEST if math.isnan(value) else min(value, LARGEST))
         return {
             **(accuracy_and_ligs(event) or {}),
-            **{what: fmean(values) for what, values in walked.items()},
+            **{what: fmean(values) for what, values in measured.items()},
         }
 
     return callback
@@ -117,12 +118,12 @@ def largest_difference(rows: Mapping[str, float]) -> float:
 
 
 def tried(bench: Bench) -> dict[str, Any]:
-    """Return clean images and the attacks of the paper, with the steps of the scale."""
+    """Return the conditions of the paper: clean, PGD and CW, with the steps of the scale."""
     return {"clean": None, "PGD": PGD(EPS, steps=bench.scale.steps), "CW": CW(EPS, steps=bench.scale.steps)}
 
 
 def clean_and_pgd(bench: Bench) -> dict[str, Any]:
-    """Return clean images and the paper's PGD attack."""
+    """Return the conditions clean and PGD."""
     return {"clean": None, "PGD": PGD(EPS, steps=bench.scale.steps)}
 
 
@@ -339,14 +340,10 @@ def under_adversarial_training(bench: Bench) -> dict[str, float]:
         "standard, none": NONE,
     }
     rows = {name: ligs(bench, net) for name, net in nets.items()}
-    return (
-        rows
-        | bench.table(nets, clean_and_pgd(bench))
-        | {
-            f"{name}, lowest over training": min(epoch["ligs"] for epoch in bench.history(net))
-            for name, net in nets.items()
-        }
-    )
+    rows |= bench.table(nets, clean_and_pgd(bench))
+    for name, net in nets.items():
+        rows[f"{name}, lowest over training"] = min(epoch["ligs"] for epoch in bench.history(net))
+    return rows
 
 
 REGULARIZED = Net("lig-regularizer-paper", watch=ligs_over_training)
@@ -413,7 +410,7 @@ def read(bench: Bench, made: Made) -> float:
 
 
 VERY_LOW = 0.3
-"""LIGS below this is very low: a third of what D_R is claimed to reach."""
+"""LIGS below this is "very low": a third of the 0.9 that is claimed for D_R."""
 READ = 0.7
 """Precondition: least agreement of the source on constructed and reference images."""
 

@@ -1,9 +1,8 @@
 """Networks and sets of the claims, defined once and made once.
 
-A `Net` is one of the shipped recipes of the papers with some of its keys changed; a scale replaces its data,
-network and length. It may start from another `Net` and be trained on a `Made` set, one that was constructed
-with a third. Some of its keys may be a `Choice`, made on held-out images. Its key is a hash of all that:
-claims that use the same network share it.
+A `Net` is a shipped recipe of a paper with some keys changed; a scale replaces its data, network and length.
+It may be fine-tuned from another `Net`, trained on a `Made` (constructed) set, and have keys that are chosen
+on held-out images (`Choice`). Its key is a hash of all this, so claims with the same network share it.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from trimtab.claims.bench import Bench
 
 Changes = Mapping[str, Any]
-"""Values by dotted key; a function returns its value at a scale, and None leaves the key unchanged."""
+"""Values, or functions from a scale to values, by dotted key; None leaves the key unchanged."""
 Watch = Callable[["Bench"], Callable[[Any], Any]]
-"""Returns a training callback, whose numbers `Bench.history` returns."""
+"""Returns a training callback; `Bench.history` returns what it measures."""
 
 
 def small(value: Any) -> Callable[[Scale], Any]:
@@ -45,22 +44,22 @@ class Net:
     data: Made | None = None
     """The constructed set that it is trained on."""
     given: str | None = None
-    """The published network that it is at paper scale, instead of being trained."""
+    """The published network that is used at paper scale instead of training."""
     watch: Watch | None = None
     """What is measured after every epoch."""
     draw: int = 0
     """Selects other initial weights and batches than those of networks with the same seed."""
     choice: Choice | None = None
-    """What of it is chosen on held-out images, before it is trained."""
+    """Changes that are chosen on held-out images before it is trained."""
     first: bool = False
-    """Whether it is trained with seed 0 whatever the seed of the claim."""
+    """Whether it is trained with seed 0 for every seed of the claim."""
 
     def at(self, scale: Scale, seed: int) -> Recipe:
-        """Return its recipe at a scale; before a choice, if there is one."""
+        """Return its recipe at a scale, without the changes of a choice."""
         return replace(_recipe(self, scale), seed=(0 if self.first else seed) + 1000 * self.draw)
 
     def chooses(self, scale: Scale) -> bool:
-        """Return whether a part of its recipe is chosen at a scale."""
+        """Return whether it has a choice at a scale."""
         return self.choice is not None and scale.name in self.choice.scales
 
     def key(self, scale: Scale, seed: int) -> str:
@@ -68,7 +67,7 @@ class Net:
         return _key(self, scale, seed)
 
     def about(self, scale: Scale, seed: int) -> dict[str, Any]:
-        """Return all that it depends on, as plain values; of its recipe what differs from the defaults."""
+        """Return all that it depends on, as plain values; the recipe by its differences from the defaults."""
         if self.given and scale.name == "paper":
             return {"given": self.given}
         about = {
@@ -97,23 +96,23 @@ class Net:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Changes that are chosen with one seed, by accuracy on training images that no network is trained on.
+    """Alternative changes, of which the most accurate on held-out training images is chosen, with one seed.
 
-    The paper's own scale does not choose: its recipes are as shipped.
+    At paper scale nothing is chosen: the recipes are used as shipped.
     """
 
     net: Net
-    """The network with which they are tried."""
+    """The network that is changed."""
     tried: tuple[Changes, ...]
-    """The alternatives; of equally accurate ones the first is chosen."""
+    """The alternatives; ties go to the first."""
     images: int = 1000
     """Number of held-out images: those after the training images."""
     scales: tuple[str, ...] = ("smoke", "desk")
-    """Names of the scales at which it is made."""
+    """Scales at which the choice is made."""
 
     @cached_property
     def candidates(self) -> list[Net]:
-        """The networks among which it chooses."""
+        """The networks that are compared."""
         return [
             replace(self.net, changes={**self.net.changes, **changes}, first=True) for changes in self.tried
         ]
@@ -148,16 +147,16 @@ def closure(nets: Mapping[str, Net] | list[Net], scale: Scale, seed: int) -> dic
 
 @cache
 def _recipe(net: Net, scale: Scale) -> Recipe:
-    shrunk = dict(scale.changes)
+    changes = dict(scale.changes)
     if net.start is not None and scale.name != "paper":
-        shrunk |= {**scale.tuning, "epochs": scale.tuning_epochs}
-    given = plain(read_recipe(net.recipe))
-    if "data.validation" in shrunk and not shrunk["data.validation"]:
-        given.pop("validation", None)  # without held-out images the last epoch is used
-    small = overridden(given, {key: value for key, value in shrunk.items() if _has(given, key)})
-    changes = {key: value(scale) if callable(value) else value for key, value in net.changes.items()}
-    kept = {key: value for key, value in changes.items() if value is not None}
-    return replace(read_recipe(small, kept), about="")
+        changes |= {**scale.tuning, "epochs": scale.tuning_epochs}
+    shipped = plain(read_recipe(net.recipe))
+    if "data.validation" in changes and not changes["data.validation"]:
+        shipped.pop("validation", None)  # without held-out images the last epoch is used
+    scaled = overridden(shipped, {key: value for key, value in changes.items() if _has(shipped, key)})
+    own_changes = {key: value(scale) if callable(value) else value for key, value in net.changes.items()}
+    own_changes = {key: value for key, value in own_changes.items() if value is not None}
+    return replace(read_recipe(scaled, own_changes), about="")
 
 
 @cache
@@ -165,12 +164,12 @@ def _key(net: Net, scale: Scale, seed: int) -> str:
     return digest(net.about(scale, seed))[:16]
 
 
-def _has(given: Mapping[str, Any], key: str) -> bool:
-    """Return whether a recipe has the section that a change is for (such as an attack)."""
-    head, _, rest = key.partition(".")
-    if not rest:
-        return True
-    inner = given.get(head)
-    return isinstance(inner, Mapping) and (
-        ("." not in rest and rest in inner) or ("." in rest and _has(inner, rest))
-    )
+def _has(recipe: Mapping[str, Any], key: str) -> bool:
+    """Return whether a recipe has a dotted key; top-level keys, which may be omitted, it always has."""
+    *sections, last = key.split(".")
+    section: Any = recipe
+    for name in sections:
+        section = section.get(name)
+        if not isinstance(section, Mapping):
+            return False
+    return not sections or last in section

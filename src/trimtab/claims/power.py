@@ -1,6 +1,6 @@
 """Detectable effects, and standard errors over training seeds and test images.
 
-    detectable         the smallest effect that a paired test over n seeds finds with probability 0.8
+    detectable         the smallest effect that a paired test over n seeds detects with probability 0.8
     too_small          whether that is more than half of the paper's effect
     holm               which of several p-values are rejected, the family-wise error controlled
     crossed_error      a standard error over training seeds *and* test images
@@ -28,7 +28,7 @@ from scipy import optimize, stats
 
 Array = NDArray[np.float64]
 POWER = 0.8
-"""Probability with which an effect of the detectable size is found."""
+"""Probability with which an effect of the detectable size is detected."""
 RESAMPLES = 1000
 """Bootstrap samples."""
 
@@ -51,7 +51,7 @@ def power(effect: float, std: float, n: int, level: float = 0.95) -> float:
 
 
 def detectable(std: float, n: int, level: float = 0.95, at: float = POWER) -> float:
-    """Return the smallest effect that is found with probability `at`; infinite with a single seed."""
+    """Return the smallest effect that is detected with probability `at`; infinite with a single seed."""
     if n < 2:
         return math.inf
     if std == 0:
@@ -61,7 +61,12 @@ def detectable(std: float, n: int, level: float = 0.95, at: float = POWER) -> fl
 
 
 def too_small(effect: float | None, paper: float | None) -> bool:
-    """Return whether a setting whose detectable effect this is cannot show half of the paper's."""
+    """Return whether the smallest detectable effect exceeds half of the paper's effect.
+
+    Args:
+        effect: The smallest detectable effect of a setting; None if unknown.
+        paper: The paper's effect; None if it states none.
+    """
     return effect is not None and paper is not None and effect > paper / 2
 
 
@@ -85,13 +90,12 @@ def crossed_error(values: Array, resamples: int = RESAMPLES, seed: int = 0) -> f
     """
     seeds, images = values.shape
     rng = np.random.default_rng(seed)
-    by_seed = (
-        rng.multinomial(seeds, np.full(seeds, 1 / seeds), resamples) / seeds
-    )  # weights (resamples, seeds)
-    by_image = rng.multinomial(images, np.full(images, 1 / images), resamples) / images
-    means = np.einsum("rs,si,ri->r", by_seed, values, by_image, optimize=True)
-    missing = values.mean(1).var(ddof=1) / seeds - values.mean(1).var() / seeds  # of S seeds
-    return math.sqrt(float(means.var(ddof=1)) + float(missing))
+    seed_weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), resamples) / seeds  # (resamples, seeds)
+    image_weights = rng.multinomial(images, np.full(images, 1 / images), resamples) / images
+    means = np.einsum("rs,si,ri->r", seed_weights, values, image_weights, optimize=True)
+    by_seed = values.mean(1)
+    correction = by_seed.var(ddof=1) / seeds - by_seed.var() / seeds  # the factor S / (S - 1)
+    return math.sqrt(float(means.var(ddof=1)) + float(correction))
 
 
 class PerImage(float):
@@ -121,16 +125,16 @@ class PerImage(float):
         return self._with(other, lambda a, b: b - a, float.__rsub__)
 
     def __mul__(self, other: float) -> float:
-        return (
-            PerImage(self.values * other) if not isinstance(other, PerImage) else float(self) * float(other)
-        )
+        if isinstance(other, PerImage):
+            return float(self) * float(other)
+        return PerImage(self.values * other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: float) -> float:
-        return (
-            PerImage(self.values / other) if not isinstance(other, PerImage) else float(self) / float(other)
-        )
+        if isinstance(other, PerImage):
+            return float(self) / float(other)
+        return PerImage(self.values / other)
 
     def __neg__(self) -> float:
         return PerImage(-self.values)
@@ -139,10 +143,12 @@ class PerImage(float):
         return PerImage, (self.values,)
 
     def _with(self, other: float, elementwise: Any, plain: Any) -> float:
-        values = other.values if isinstance(other, PerImage) else other
-        if isinstance(other, PerImage) and len(other.values) != len(self.values):
+        """Combine two means image by image; means over different images only as plain floats."""
+        if not isinstance(other, PerImage):
+            return PerImage(elementwise(self.values, other))
+        if len(other.values) != len(self.values):
             return float(plain(float(self), float(other)))
-        return PerImage(elementwise(self.values, values))
+        return PerImage(elementwise(self.values, other.values))
 
 
 def pack(row: PerImage) -> str:
