@@ -89,8 +89,11 @@ def spectra(robust: torch.nn.Module, test: data.Images) -> None:
     (HERE / "spectra.png").write_bytes(pictures.grid(rows, names, columns, 4))
     for kind, x in changed.items():
         grads = [measure.loss_gradients(net, x, batch.y) for net in (robust, adapt.per_batch(robust))]
-        shares = [measure.high_share(z) for z in (x - batch.x, *grads)]
-        print(f"{kind:20} high-frequency share of change, gradient, adapted:", *(f"{s:.2f}" for s in shares))
+        fractions = [measure.high_frequency_fraction(z) for z in (x - batch.x, *grads)]
+        print(
+            f"{kind:20} high-frequency fraction of change, gradient, adapted:",
+            *(f"{s:.2f}" for s in fractions),
+        )
 
 
 def tolerance(models: dict[str, torch.nn.Module], test: data.Images) -> None:

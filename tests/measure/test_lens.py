@@ -184,9 +184,11 @@ def test_the_landscape_of_a_batch_norm_of_its_own_kind_is_that_of_its_running_st
 def test_a_pure_wave_has_one_frequency():
     wave = torch.cos(2 * torch.pi * 5 * torch.arange(32) / 32).expand(2, 3, 32, 32)
     assert measure.spectrum(wave)[16].topk(2).indices.sort().values.tolist() == [16 - 5, 16 + 5]
-    assert measure.high_share(wave) < 1e-9
+    assert measure.high_frequency_fraction(wave) < 1e-9
     chequers = ((torch.arange(32)[:, None] + torch.arange(32)[None]) % 2).expand(2, 3, 32, 32) - 0.5
-    assert measure.high_share(chequers) == pytest.approx(1.0)
+    assert measure.high_frequency_fraction(chequers) == pytest.approx(1.0)
+    with pytest.warns(DeprecationWarning, match="high_frequency_fraction"):
+        assert measure.high_share is measure.high_frequency_fraction
 
 
 @pytest.fixture

@@ -424,7 +424,7 @@ def gradients(bench: Bench) -> dict[str, float]:
 
     def high(gradients: Tensor) -> float:
         """Return the mean fraction of energy in high frequencies."""
-        return PerImage([measure.high_share(gradient[None]) for gradient in gradients])
+        return PerImage([measure.high_frequency_fraction(gradient[None]) for gradient in gradients])
 
     rows = {
         "high frequencies, clean": high(at_clean["static"]),

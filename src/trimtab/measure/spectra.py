@@ -17,7 +17,7 @@ def spectrum(x: Tensor) -> Tensor:
     return torch.fft.fftshift(amplitude)
 
 
-def high_share(x: Tensor) -> float:
+def high_frequency_fraction(x: Tensor) -> float:
     """Return the fraction of energy above half the highest frequency: near 0 for blur, large for noise."""
     amplitude = torch.fft.fft2(x.to(widest(x.device)), norm="ortho").abs()
     energy = torch.fft.fftshift(amplitude.square().mean((0, 1)))
