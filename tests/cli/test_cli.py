@@ -400,7 +400,7 @@ BAD = {
     ),
     "no file to fetch from": (
         ("data", "fetch", "svhn", "--source", "nope.mat"),
-        "nope.mat is not there",
+        "nope.mat does not exist",
     ),
     "images of another kind": (("evaluate", "zoo:cifar10-standard"), "those of 'sample' have 1"),
     "a forward pass that fails": (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Certify(OnImages):
     """Measure certified accuracy over l2 radii, by randomized smoothing.
 
-    Killed and run again, it resumes. With --adapt N the statistics are first re-estimated on N training
+    An interrupted run resumes. With --adapt N the statistics are first re-estimated on N training
     images with the same noise, and then frozen: an adversarially trained network then keeps much of its
     accuracy under noise.
     """
