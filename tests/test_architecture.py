@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,3 +185,8 @@ def test_what_users_type_is_found_at_the_top() -> None:
         assert getattr(trimtab, name) is getattr(trimtab.norm, name)
     with pytest.raises(AttributeError, match="steeer"):
         trimtab.steeer  # noqa: B018
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = [node.name for tree in FILES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(classes).items() if count > 1] == []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Adapt(OnImages):
+class AdaptCommand(OnImages):
     """Measure accuracy with and without adapted statistics, under noise.
 
     Each table of the paper is one command:

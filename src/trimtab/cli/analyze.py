@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Analyze(OnImages):
+class AnalyzeCommand(OnImages):
     """Measure LIGS, tolerance to shifted statistics, and smoothness of the loss.
 
     LIGS is computed with all four probes, and the statistics of a batch are compared with the running ones.

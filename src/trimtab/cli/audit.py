@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditCommand:
     """List a model's normalization layers, with warnings and advice.
 
     With --data, the running statistics are compared with those of the images.

@@ -17,7 +17,7 @@ TREE = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchCommand:
     """Compare speed with stock PyTorch, other libraries and a plain baseline.
 
     SECTIONS are norm, attacks, certify, adapt, statistics, lens, corruptions, loader, growth, races and

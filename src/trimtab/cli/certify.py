@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Certify(OnImages):
+class CertifyCommand(OnImages):
     """Measure certified accuracy over l2 radii, by randomized smoothing.
 
     An interrupted run resumes. With --adapt N the statistics are first re-estimated on N training

@@ -29,7 +29,7 @@ DECODED = ("AdvBN", "reconstructed")
 
 
 @dataclass(frozen=True)
-class Construct:
+class ConstructCommand:
     """Make D_R, D_NR, D_rand, D_det, D_conflict or AdvBN images with a model.
 
     The set is written as an npz, to be used with --data npz:PATH. D_R needs a robust model, D_NR a standard

@@ -12,7 +12,7 @@ from trimtab.cli.options import Json, OptionalPath
 
 
 @dataclass(frozen=True)
-class Fetch:
+class FetchData:
     """Download a published set and check it. An interrupted download resumes."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
@@ -40,7 +40,7 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class List:
+class ListData:
     """List what `--data` accepts, and which published sets were fetched."""
 
     root: OptionalPath = None
@@ -61,10 +61,13 @@ class List:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataCommand:
     """Fetch published image sets, and list the available ones."""
 
-    action: Annotated[Fetch, tyro.conf.subcommand("fetch")] | Annotated[List, tyro.conf.subcommand("list")]
+    action: (
+        Annotated[FetchData, tyro.conf.subcommand("fetch")]
+        | Annotated[ListData, tyro.conf.subcommand("list")]
+    )
 
     def run(self) -> int:
         """Run the command and return its exit code."""

@@ -32,7 +32,7 @@ QUICK = {"data.images": 256, "epochs": 1, "objective.attack.steps": 2}
 
 
 @dataclass(frozen=True)
-class Demo:
+class DemoCommand:
     """Audit, attack, adapt and certify small networks; harden one; write a page."""
 
     out: Path = Path("trimtab-demo")

@@ -17,7 +17,7 @@ EXTRAS = ("timm", "torchvision", "ray", "tensorboard")
 
 
 @dataclass(frozen=True)
-class Doctor:
+class DoctorCommand:
     """Show versions and run a self test of a few seconds.
 
     Exit code 1 if something is wrong.

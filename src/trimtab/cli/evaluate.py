@@ -29,7 +29,7 @@ BN_MODES = (
 
 
 @dataclass(frozen=True)
-class Evaluate(OnImages):
+class EvaluateCommand(OnImages):
     """Measure accuracy, clean and under attack, and whether to trust it.
 
     A run that was killed resumes when it is started again; finished work is never repeated.

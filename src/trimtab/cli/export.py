@@ -17,7 +17,7 @@ SUFFIXES = {"stock": ".safetensors", "timm": "-timm", "torch.export": ".pt2", "o
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportCommand:
     """Write a state dict, timm folder, torch.export program or ONNX graph.
 
     Graphs take pixels in [0, 1]: mean and std are inside. Each is run by its own runtime and compared with

@@ -12,50 +12,50 @@ from pathlib import Path
 from typing import Any
 
 import trimtab
-from trimtab.cli.adapt import Adapt
+from trimtab.cli.adapt import AdaptCommand
 from trimtab.cli.aliases import modernize
-from trimtab.cli.analyze import Analyze
-from trimtab.cli.audit import Audit
-from trimtab.cli.bench import Bench
-from trimtab.cli.certify import Certify
+from trimtab.cli.analyze import AnalyzeCommand
+from trimtab.cli.audit import AuditCommand
+from trimtab.cli.bench import BenchCommand
+from trimtab.cli.certify import CertifyCommand
 from trimtab.cli.cli_errors import parse
-from trimtab.cli.construct import Construct
-from trimtab.cli.data import Data
-from trimtab.cli.demo import Demo
-from trimtab.cli.doctor import Doctor
-from trimtab.cli.evaluate import Evaluate
-from trimtab.cli.export import Export
+from trimtab.cli.construct import ConstructCommand
+from trimtab.cli.data import DataCommand
+from trimtab.cli.demo import DemoCommand
+from trimtab.cli.doctor import DoctorCommand
+from trimtab.cli.evaluate import EvaluateCommand
+from trimtab.cli.export import ExportCommand
 from trimtab.cli.memory import tune_allocator
-from trimtab.cli.merge import Merge
-from trimtab.cli.monitor import Monitor
+from trimtab.cli.merge import MergeCommand
+from trimtab.cli.monitor import MonitorCommand
 from trimtab.cli.options import is_main_process
-from trimtab.cli.pack import Pack
-from trimtab.cli.repair import Repair
-from trimtab.cli.report import Report, Runs
-from trimtab.cli.reproduce import Reproduce
-from trimtab.cli.train import Train
+from trimtab.cli.pack import PackCommand
+from trimtab.cli.repair import RepairCommand
+from trimtab.cli.report import ReportCommand, RunsCommand
+from trimtab.cli.reproduce import ReproduceCommand
+from trimtab.cli.train import TrainCommand
 from trimtab.types import BadInput
 
 COMMANDS: dict[str, type[Any]] = {
-    "demo": Demo,
-    "data": Data,
-    "audit": Audit,
-    "train": Train,
-    "evaluate": Evaluate,
-    "adapt": Adapt,
-    "certify": Certify,
-    "analyze": Analyze,
-    "repair": Repair,
-    "pack": Pack,
-    "merge": Merge,
-    "monitor": Monitor,
-    "export": Export,
-    "construct": Construct,
-    "reproduce": Reproduce,
-    "runs": Runs,
-    "report": Report,
-    "bench": Bench,
-    "doctor": Doctor,
+    "demo": DemoCommand,
+    "data": DataCommand,
+    "audit": AuditCommand,
+    "train": TrainCommand,
+    "evaluate": EvaluateCommand,
+    "adapt": AdaptCommand,
+    "certify": CertifyCommand,
+    "analyze": AnalyzeCommand,
+    "repair": RepairCommand,
+    "pack": PackCommand,
+    "merge": MergeCommand,
+    "monitor": MonitorCommand,
+    "export": ExportCommand,
+    "construct": ConstructCommand,
+    "reproduce": ReproduceCommand,
+    "runs": RunsCommand,
+    "report": ReportCommand,
+    "bench": BenchCommand,
+    "doctor": DoctorCommand,
 }
 """Each command is a frozen dataclass; `trimtab --help` shows the first line of its docstring."""
 
@@ -91,12 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"trimtab {trimtab.__version__}" if given == ["--version"] else about(), flush=True)
             return 0
         if given[:1] == ["train"]:
-            given, overrides = Train.split(given)
+            given, overrides = TrainCommand.split(given)
         command = parse(COMMANDS, given)
-        if isinstance(command, Train):
+        if isinstance(command, TrainCommand):
             command = command.with_overrides(overrides)
-        if not isinstance(command, Bench):  # its peers are measured with the default allocator
-            tune_allocator(large=isinstance(command, Train))
+        if not isinstance(command, BenchCommand):  # its peers are measured with the default allocator
+            tune_allocator(large=isinstance(command, TrainCommand))
         with ExitStack() as stack:
             if not is_main_process():  # only the main process prints; every process prints its errors
                 stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))

@@ -15,7 +15,7 @@ from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeCommand:
     """Pool the statistics of several packs or models exactly.
 
     Averaging the variances, as federated averaging does, misses the variance between the parts; the command

@@ -16,7 +16,7 @@ from trimtab.types import BadInput, at_least
 
 
 @dataclass(frozen=True)
-class Monitor(OnImages):
+class MonitorCommand(OnImages):
     """Watch a stream of images for drift of the normalization statistics.
 
     Raises an alarm (falsely with at most the probability --alarm-rate), names the layers and channels that

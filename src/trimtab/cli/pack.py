@@ -29,7 +29,7 @@ ONE_ROUND = (
 
 
 @dataclass(frozen=True)
-class Save:
+class SavePack:
     """Write a branch of a model, or its statistics on the images of --data, as a pack.
 
     pack save zoo:cifar10-standard foggy.safetensors --data folder:fog --about weather=fog
@@ -87,7 +87,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Apply:
+class ApplyPack:
     """Write a model with the statistics of a pack, in its main branch or as a branch of its own.
 
     pack apply zoo:cifar10-standard foggy.safetensors --branch fog --out foggy
@@ -119,7 +119,7 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class List:
+class ListPacks:
     """List packs and what they describe; with --model, also which of them were made for its weights."""
 
     packs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="PACK")] = (Path("."),)
@@ -163,7 +163,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Diff:
+class DiffPacks:
     """Compare two packs layer by layer: shift of the means in stds, ratio of the stds, change of gamma/beta.
 
     pack diff foggy.safetensors clean.safetensors
@@ -202,7 +202,7 @@ class Diff:
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackCommand:
     """Save, apply, list and compare the statistics of a branch, in a small file.
 
     A domain's statistics are saved once and loaded when they are needed; the weights do not change. A pack of
@@ -210,10 +210,10 @@ class Pack:
     """
 
     action: (
-        Annotated[Save, tyro.conf.subcommand("save")]
-        | Annotated[Apply, tyro.conf.subcommand("apply")]
-        | Annotated[List, tyro.conf.subcommand("list")]
-        | Annotated[Diff, tyro.conf.subcommand("diff")]
+        Annotated[SavePack, tyro.conf.subcommand("save")]
+        | Annotated[ApplyPack, tyro.conf.subcommand("apply")]
+        | Annotated[ListPacks, tyro.conf.subcommand("list")]
+        | Annotated[DiffPacks, tyro.conf.subcommand("diff")]
     )
 
     def run(self) -> int:

@@ -14,7 +14,7 @@ from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
-class Repair(OnImages):
+class RepairCommand(OnImages):
     """Re-estimate running statistics that no longer fit the weights.
 
     As after pruning, quantizing, averaging checkpoints or with another input size. Accuracy before and after

@@ -21,7 +21,7 @@ HEADLINE = ("images", "clean", "worst attack", "flags")
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunsCommand:
     """List finished evaluations, compare some of them, or export them as CSV."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IDS ...]")] = ()
@@ -82,7 +82,7 @@ def _compare(chosen: list[StoredRun]) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Write an HTML page about one model, or a comparison of up to eight."""
 
     ids: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IDS ...")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class ReproduceCommand:
     """Test claims of the five papers: train what they need, measure, judge.
 
     IDS are claims (MIX-4), papers (MIX ADV APA ADA LIG), `headline`, `wave1` or `all`; --list shows their

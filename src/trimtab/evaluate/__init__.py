@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trimtab.evaluate import trust
     from trimtab.evaluate.analysis import Shifted, Similar
     from trimtab.evaluate.bn_modes import BNMode, BranchMode, FrozenMode, PerBatchMode, RunningMode
-    from trimtab.evaluate.card import Card, Flag, Row, Status
+    from trimtab.evaluate.card import Card, EvaluationStatus, Flag, Row
     from trimtab.evaluate.conditions import Attacked, Clean, Condition, Corrupted, Noise
     from trimtab.evaluate.driver import run
     from trimtab.evaluate.store import Store
@@ -32,7 +32,7 @@ _HOMES = {
     "Shifted": "analysis", "Similar": "analysis",
     "BNMode": "bn_modes", "BranchMode": "bn_modes", "FrozenMode": "bn_modes", "PerBatchMode": "bn_modes",
     "RunningMode": "bn_modes",
-    "Card": "card", "Flag": "card", "Row": "card", "Status": "card",
+    "Card": "card", "EvaluationStatus": "card", "Flag": "card", "Row": "card",
     "Attacked": "conditions", "Clean": "conditions", "Condition": "conditions", "Corrupted": "conditions",
     "Noise": "conditions",
     "run": "driver",
@@ -45,10 +45,10 @@ _HOMES = {
 """Where each name lives; resolved on first use, so that listing stored runs imports no torch."""
 
 __all__ = [
-    "SUITES", "Attacked", "BNMode", "BranchMode", "Card", "Clean", "Condition", "Corrupted", "Flag",
-    "FrozenMode", "Noise", "PerBatchMode", "Row", "RunningMode", "Shifted", "Similar", "Status", "Store",
-    "StoredRun", "compare", "export", "find", "images", "rescore", "run", "runs", "trust",
-    "unlike",
+    "SUITES", "Attacked", "BNMode", "BranchMode", "Card", "Clean", "Condition", "Corrupted",
+    "EvaluationStatus", "Flag", "FrozenMode", "Noise", "PerBatchMode", "Row", "RunningMode", "Shifted",
+    "Similar", "Store", "StoredRun", "compare", "export", "find", "images", "rescore", "run", "runs",
+    "trust", "unlike",
 ]  # fmt: skip
 
 _RENAMED = {
@@ -57,7 +57,8 @@ _RENAMED = {
     "Branch": "BranchMode",
     "PerBatch": "PerBatchMode",
     "Frozen": "FrozenMode",
-    "Progress": "Status",
+    "Progress": "EvaluationStatus",
+    "Status": "EvaluationStatus",
     "Run": "StoredRun",
 }
 """Old names, which warn."""

@@ -192,7 +192,7 @@ def identity(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Status:
+class EvaluationStatus:
     """How far an evaluation is, after each chunk."""
 
     condition: ConditionRecord

@@ -70,7 +70,7 @@ def run(
         data: one of our sets, or any DataLoader of (image, label).
         suite: "quick", "standard", "full" or "corruptions", or a list of conditions and attacks.
         store: where results are kept and resumed from.
-        progress: called with a `Status` after each chunk.
+        progress: called with an `EvaluationStatus` after each chunk.
         limit: only the first images of the data.
         seed: decides all random numbers; several seeds give several rows.
         bn_modes: which statistics normalize, such as `RunningMode()` and `PerBatchMode()`.

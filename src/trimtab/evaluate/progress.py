@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trimtab.evaluate.card import Status
+from trimtab.evaluate.card import EvaluationStatus
 from trimtab.evaluate.cells import Cell
 from trimtab.measure.accuracy import Accuracy
 
-Notify = Callable[[Status], None]
+Notify = Callable[[EvaluationStatus], None]
 WARM_UP = 0.03
 """The fraction of the work from which on the time left is estimated: first passes are slow."""
 
 
 @dataclass
 class Meter:
-    """Reports a `Status` after each chunk; the time left is estimated from the cost of each condition."""
+    """Reports an `EvaluationStatus` after each chunk; time left follows from the cost of each condition."""
 
     notify: Notify | None
     cells: list[Cell]
@@ -49,4 +49,6 @@ class Meter:
         total = sum(each.n for each in self.cells)
         fraction = (self.measured_cost + self.stored_cost) / total_cost
         bounds = count.bounds(cell.n)
-        self.notify(Status(cell.condition.record(), self.done, total, *bounds, fraction, seconds_left))
+        self.notify(
+            EvaluationStatus(cell.condition.record(), self.done, total, *bounds, fraction, seconds_left)
+        )

@@ -87,7 +87,7 @@ def _dropped(module: nn.Module | None) -> bool:
     return isinstance(next(iter(module), None) if isinstance(module, nn.Sequential) else module, nn.Identity)
 
 
-class _Tracer(fx.Tracer):
+class _CutTracer(fx.Tracer):
     """Remembers what each module, at any depth, returned last."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class _Traced:
     """A network as the sequence of its steps."""
 
     def __init__(self, net: nn.Module):
-        tracer = _Tracer()
+        tracer = _CutTracer()
         self.net = net
         self.steps: Sequence[fx.Node] = list(_trace(tracer, net).nodes)
         self.returned, self.constants = tracer.returned, tracer.constants
@@ -180,7 +180,7 @@ class _Traced:
         return part
 
 
-def _trace(tracer: _Tracer, net: nn.Module) -> fx.Graph:
+def _trace(tracer: _CutTracer, net: nn.Module) -> fx.Graph:
     try:
         with restored_attributes(net):
             graph = tracer.trace(net)
@@ -197,7 +197,7 @@ def same_in_both_modes(net: nn.Module) -> bool:
     if isinstance(net, Pixels):
         return same_in_both_modes(net.net)
     with restored_modes(net):
-        return str(_trace(_Tracer(), net.train())) == str(_trace(_Tracer(), net.eval()))
+        return str(_trace(_CutTracer(), net.train())) == str(_trace(_CutTracer(), net.eval()))
 
 
 def _require_mode(mode: bool, part: nn.Module, inputs: Any) -> None:

@@ -24,7 +24,7 @@ from trimtab.norm._kernels.moments import (
     pool,
     scale_and_offset,
 )
-from trimtab.norm._kernels.parts import Coefficients, Split, Vectors, normalize_parts
+from trimtab.norm._kernels.parts import Coefficients, Partition, Vectors, normalize_parts
 from trimtab.norm._kernels.shifted import is_constant, normalize_shifted
 from trimtab.norm.moments import blend
 from trimtab.norm.setting import MAIN, Moments, Shift
@@ -57,8 +57,8 @@ def steered_pass(layer: Steered, x: Tensor) -> Tensor:
     if source == "running":
         y, batch = _normalize_by_running(layer, x, parts, cut, needs_moments)
     elif source == "blend" or not _independent(layer, parts):
-        split = Split(cut, _coefficients(layer, parts, source))
-        y, batch = normalize_parts(x, split, _vectors(layer, parts), setting.estimator)
+        partition = Partition(cut, _coefficients(layer, parts, source))
+        y, batch = normalize_parts(x, partition, _vectors(layer, parts), setting.estimator)
     else:
         y, batch = _normalize_by_groups(layer, x, parts, cut, needs_moments)
 

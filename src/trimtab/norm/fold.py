@@ -41,7 +41,7 @@ def fold(model: nn.Module, example: Tensor | None = None, logits: Tensor | None 
         logits: What the model returns for `example`, if that is already known.
     """
     copy = _frozen_copy(model)
-    tracer = _Tracer(copy)
+    tracer = _FoldTracer(copy)
     graph = tracer.attempt(copy)
     modules = dict(copy.named_modules())
     pairs = foldable(tracer, graph, modules) if graph else []
@@ -59,7 +59,7 @@ def fold(model: nn.Module, example: Tensor | None = None, logits: Tensor | None 
     return _frozen_copy(model)
 
 
-def foldable(tracer: _Tracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
+def foldable(tracer: _FoldTracer, graph: fx.Graph, modules: dict[str, nn.Module]) -> list[tuple[str, str]]:
     """Return the (convolution, norm layer) pairs that are proved to be one affine map."""
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times: dict[nn.Module, int] = {}
@@ -111,7 +111,7 @@ def _sole_input(node: fx.Node) -> fx.Node | None:
     return argument if isinstance(argument, fx.Node) and len(argument.users) == 1 else None
 
 
-class _Tracer(Tracer):
+class _FoldTracer(Tracer):
     """Takes norm layers as leaves, and records which are constant.
 
     A layer that the forward pass itself steers is not folded: its setting when called differs from its

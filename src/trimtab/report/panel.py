@@ -43,7 +43,7 @@ _UNIT, _OTHER = 32, 255
 
 
 @dataclass(frozen=True)
-class Grid:
+class ControlGrid:
     """The positions of each control."""
 
     corruptions: tuple[str, ...] = ("gaussian_noise", "fog")
@@ -59,8 +59,8 @@ class Grid:
         return severities * len(self.rhos) * len(self.shifts)
 
 
-FINE = Grid()
-COARSE = Grid(("fog",), (0, 1, 3, 5), (0.0, 0.5, 1.0), (0.0, 0.05))
+FINE = ControlGrid()
+COARSE = ControlGrid(("fog",), (0, 1, 3, 5), (0.0, 0.5, 1.0), (0.0, 0.05))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Panel:
     """
 
     grid: Mapping[str, Sequence[Any]]
-    """The positions of each control, by the names in `Grid`."""
+    """The positions of each control, by the names in `ControlGrid`."""
     branches: Sequence[str]
     n: int
     """Images that each accuracy is measured on."""
@@ -153,7 +153,7 @@ def _measured(
     x: Tensor,
     y: Tensor,
     classes: Sequence[str],
-    grid: Grid,
+    grid: ControlGrid,
     progress: PanelProgress | None,
 ) -> Panel:
     images = {

@@ -39,7 +39,7 @@ Estimator = Callable[[Tensor], Moments]
 Coefficients = Callable[[Sequence[Moments], Vectors], tuple[list[Tensor], list[Tensor]]]
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """How a batch is split, and how its parts are normalized."""
 
     cut: Groups
@@ -48,24 +48,26 @@ class Split(NamedTuple):
 
 
 def normalize_parts(
-    x: Tensor, split: Split, vectors: Vectors, estimator: Estimator | None
+    x: Tensor, partition: Partition, vectors: Vectors, estimator: Estimator | None
 ) -> tuple[Tensor, list[Moments]]:
     """Normalize x (N, C, ...) by a split; also return the (groups, C) moments of each part, as constants."""
     if estimator is not None or torch.compiler.is_compiling():
-        return _plain(x, split, vectors, estimator or moments)
+        return _plain(x, partition, vectors, estimator or moments)
     with torch.no_grad():
-        seen = take_moments(x, split.cut, moments)
-    y: Tensor = _Fused.apply(split, seen, x, *vectors)
+        seen = take_moments(x, partition.cut, moments)
+    y: Tensor = _Fused.apply(partition, seen, x, *vectors)
     return y, seen
 
 
-def _plain(x: Tensor, split: Split, vectors: Vectors, estimator: Estimator) -> tuple[Tensor, list[Moments]]:
-    seen = take_moments(x, split.cut, estimator)
+def _plain(
+    x: Tensor, partition: Partition, vectors: Vectors, estimator: Estimator
+) -> tuple[Tensor, list[Moments]]:
+    seen = take_moments(x, partition.cut, estimator)
     fixed = [Moments(m.mean.detach(), m.var.detach(), m.n) for m in seen]
-    scales, offsets = split.coefficients(seen, vectors)
+    scales, offsets = partition.coefficients(seen, vectors)
     ys = [
-        (split.cut.within(part) - over(m.mean, part)) * over(scale, part) + over(offset, part)
-        for part, m, scale, offset in split.cut.parts(x, fixed, scales, offsets)
+        (partition.cut.within(part) - over(m.mean, part)) * over(scale, part) + over(offset, part)
+        for part, m, scale, offset in partition.cut.parts(x, fixed, scales, offsets)
     ]
     return torch.cat([y.flatten(0, 1) for y in ys]).to(x.dtype), fixed
 
@@ -74,18 +76,26 @@ class _Fused(torch.autograd.Function):
     """`_plain` with its full-size steps fused, and the vector arithmetic as a small graph inside."""
 
     @staticmethod
-    def forward(ctx: Any, split: Split, seen: list[Moments], x: Tensor, *vectors: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, partition: Partition, seen: list[Moments], x: Tensor, *vectors: Tensor | None
+    ) -> Tensor:
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
             batch = [Moments(_leaf(m.mean, True), _leaf(m.var, True), m.n) for m in seen]
             leaves = [None if v is None else _leaf(v, v.requires_grad) for v in vectors]
-            scales, offsets = split.coefficients(batch, leaves)
+            scales, offsets = partition.coefficients(batch, leaves)
         ctx.save_for_backward(x, *vectors)
-        ctx.split, ctx.batch, ctx.leaves, ctx.scales, ctx.offsets = split, batch, leaves, scales, offsets
+        ctx.partition, ctx.batch, ctx.leaves, ctx.scales, ctx.offsets = (
+            partition,
+            batch,
+            leaves,
+            scales,
+            offsets,
+        )
 
         y = torch.empty_like(x, dtype=scales[0].dtype)
         with torch.no_grad():
-            for part, out, m, scale, offset in split.cut.parts(x, y, seen, scales, offsets):
-                affine(part, scale, offset - scale * m.mean, split.cut, out)
+            for part, out, m, scale, offset in partition.cut.parts(x, y, seen, scales, offsets):
+                affine(part, scale, offset - scale * m.mean, partition.cut, out)
         return y.to(x.dtype)
 
     @staticmethod
@@ -94,14 +104,14 @@ class _Fused(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # second derivatives
             vectors = separate_nodes(vectors)
-            y, _ = _plain(x, ctx.split, vectors, moments)
+            y, _ = _plain(x, ctx.partition, vectors, moments)
             d_inputs = gradients([y], [x, *vectors], [grads[0]], needs, create_graph=True)
             return None, None, *d_inputs
         return None, None, *_fused_backward(ctx, x, grads[0], needs)
 
 
 def _fused_backward(ctx: Any, x: Tensor, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    cut: Groups = ctx.split.cut
+    cut: Groups = ctx.partition.cut
     sums = [
         sums_over(part, grad, m.mean, torch.ones_like(m.mean), cut)
         for part, grad, m in cut.parts(x, dy, ctx.batch)
