@@ -7,7 +7,7 @@ from torch import nn
 from nets import Net
 from trimtab.attacks import PGD, Linf
 from trimtab.data.embedded import sample
-from trimtab.evaluate import Clean, Noise, Status, Store, run
+from trimtab.evaluate import Clean, EvaluationStatus, Noise, Store, run
 from trimtab.types import BadInput
 
 SUITE = [Clean(), Noise(0.1), PGD(Linf("8/255"), steps=5, early_stop=True)]
@@ -27,7 +27,7 @@ def test_two_processes_make_the_ledger_of_one(tmp_path_factory: pytest.TempPathF
     one, two = (Store(tmp_path_factory.mktemp("s") / "store.sqlite") for _ in range(2))
     few = sample().subset(slice(0, 144))  # five chunks, so that one process waits at the end
     single = run(untrained(), few, SUITE, store=one, chunk=32, batch_size=32, examine=False)
-    told: list[Status] = []
+    told: list[EvaluationStatus] = []
     how = {"batch_size": 8, "processes": 2, "progress": told.append}
     double = run(untrained(), few, SUITE, store=two, chunk=32, examine=False, **how)
     assert double.json() == single.json()

@@ -25,11 +25,11 @@ from trimtab.evaluate import (
     Clean,
     Condition,
     Corrupted,
+    EvaluationStatus,
     FrozenMode,
     Noise,
     PerBatchMode,
     RunningMode,
-    Status,
     Store,
     cells,
     engine,
@@ -372,7 +372,7 @@ def test_a_stream_is_refused_because_it_would_depend_on_what_came_before(store: 
 
 
 def test_progress_ends_complete_and_its_bounds_close_on_the_accuracy(store: Store) -> None:
-    told: list[Status] = []
+    told: list[EvaluationStatus] = []
     card = run(trained(), sample(), [Clean(), WEAK], store=store, limit=100, chunk=32, progress=told.append)
     assert told[-1].done == told[-1].total
     assert [p.done for p in told] == sorted(p.done for p in told)
