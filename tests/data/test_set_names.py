@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trimtab.data import TwoCue, load, save
+from trimtab.data.load import has_splits
 from trimtab.data.sets import ImageSet
 from trimtab.types import BadInput
 
@@ -133,3 +134,22 @@ def test_a_saved_set_loads_by_name(tmp_path: Path) -> None:
 def test_unknown_names_are_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(BadInput, match="there are sample, two-cue, cifar10"):
         load(name)
+
+
+def test_a_folder_without_its_prefix_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    with pytest.raises(BadInput, match=r"called 'pictures' \(did you mean folder:pictures\?\)"):
+        load("pictures")
+
+
+def test_a_set_prints_as_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=PIXELS, labels=LABELS)
+    assert repr(load(f"npz:{tmp_path}/a.npz")) == "ImageSet('a', 6 images 3x5x4, 3 classes)"
+
+
+def test_a_folder_of_class_folders_alone_has_no_splits(tmp_path: Path) -> None:
+    (tmp_path / "flat" / "cat").mkdir(parents=True)
+    (tmp_path / "split" / "train" / "cat").mkdir(parents=True)
+    names = (f"folder:{tmp_path}/flat@64", f"folder:{tmp_path}/split@64", "csv:a.csv", "file:a", "sample")
+    assert [has_splits(name) for name in names] == [False, True, False, False, True]

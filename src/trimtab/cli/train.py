@@ -134,6 +134,8 @@ class TrainCommand:
 
     def _finish(self, run: Any) -> int:
         """Print the result and the command that evaluates it."""
+        from trimtab.data.load import has_splits
+
         result, criterion = run.chosen, run.recipe.validation.choose
         if self.json:
             console.as_json({"folder": str(run.folder), **result})
@@ -148,6 +150,11 @@ class TrainCommand:
         recipe = run.recipe
         architecture = f"@{recipe.model}" if recipe.model.startswith("py:") else ""
         data = "" if recipe.data.name == "sample" else f" --data {quote(recipe.data.name)}"
+        if not has_splits(recipe.data.name):
+            console.note(
+                f"{recipe.data.name} has no separate test images: the next command would measure the "
+                "training images; name others with --data"
+            )
         trained = quote(f"file:{run.folder}{architecture}")
         branches = [f"branch:{name}" for name in norm.branches(run.model) if name != "main"]
         bn_modes = f" --bn-modes running {' '.join(branches)}" if branches else ""

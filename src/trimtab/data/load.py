@@ -104,9 +104,8 @@ def load(
             return read(rest)
         case _:
             known = (each.partition(":")[0] for each in NAMES)
-            raise BadInput(
-                f"no data set is called {name!r}{nearest(kind, known)}; there are {', '.join(NAMES)}"
-            )
+            hint = f" (did you mean folder:{name}?)" if Path(name).is_dir() else nearest(kind, known)
+            raise BadInput(f"no data set is called {name!r}{hint}; there are {', '.join(NAMES)}")
     if recorded is None:
         object.__setattr__(images, "reopen", partial(load, name, split, root, decoded))
     return images
@@ -159,6 +158,21 @@ def _imagenet_c(folder: Path, corruption: str, severity: int) -> FolderSet:
     root = next((place for place in places if place.is_dir()), places[0])
     spec = replace(IMAGENET, crop_fraction=None)
     return open_folder(root, f"imagenet-c {corruption} {severity}", _wnids(), spec)
+
+
+def has_splits(name: str) -> bool:
+    """Return whether the set can have other images for training than for testing.
+
+    A folder without folders for splits has not, nor have a table and what `save` wrote.
+
+    Args:
+        name: A name as in `load`.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "folder":
+        path, _ = _path_and_size(rest)
+        return any((path / split).is_dir() for split in (*TRAIN, *TEST))
+    return kind not in ("csv", "file")
 
 
 def _split_folder(path: Path, split: str, test: tuple[str, ...]) -> Path:
