@@ -53,6 +53,8 @@ def test_an_architecture_follows_the_last_at_sign_that_a_scheme_follows():
     [
         ("resnet50", "names no model"),
         ("hub:resnet50", "names no model"),
+        ("nets.py", "such as py:nets.py:function"),
+        ("mine/nets.py:make", "such as py:mine/nets.py:make"),
         ("net:", "names no model"),
         ("net:resnet8,gn", "no argument"),
         ("timm:resnet19", "timm has no model 'resnet19'; did you mean resnet1"),
@@ -67,6 +69,7 @@ def test_an_architecture_follows_the_last_at_sign_that_a_scheme_follows():
         ("py:math:floor", "failed with TypeError"),
         ("py:os:getcwd", "must return a torch.nn.Module, found str"),
         ("py:os:nothing", "no function 'nothing'"),
+        ("py:os:listdirs", r"no function 'listdirs' \(did you mean listdir\?\)"),
         ("py:nowhere_at_all:make", "importing nowhere_at_all failed with ModuleNotFoundError"),
         ("py:nowhere.py:make", "no file nowhere.py"),
         ("file:x.pt,classes=3", "cannot read"),

@@ -65,7 +65,7 @@ def as_set(source: Any, name: str | None = None, input: InputSpec | None = None)
     return from_arrays(x, y, name=name or "images")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DataLoaderSet(Images):
     """The images of an indexable dataset, read on demand."""
 

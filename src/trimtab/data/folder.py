@@ -58,7 +58,7 @@ class Listing(NamedTuple):
     """All classes, in the order in which they are counted."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FolderSet(Images):
     """Images that stay on disk."""
 

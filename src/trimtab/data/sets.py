@@ -79,6 +79,12 @@ class Images(ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        height, width = self.spec.size
+        shape = f"{self.spec.channels}x{height}x{width}"
+        kind, classes = type(self).__name__, len(self.classes)
+        return f"{kind}({self.name!r}, {len(self)} images {shape}, {classes} classes)"
+
     def prepared_for(self, spec: InputSpec) -> Images:
         """The same images, files among them resized and cropped as a network's `InputSpec` records.
 
@@ -104,7 +110,7 @@ class Images(ABC):
         return map(self.take, spans(len(self), size, start))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageSet(Images):
     """Images that lie in memory or in a mapped file."""
 

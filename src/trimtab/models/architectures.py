@@ -20,7 +20,7 @@ from trimtab import norm
 from trimtab.models.cut import drop_norm
 from trimtab.models.networks import build
 from trimtab.models.pixels import Origin, Pixels, wrap
-from trimtab.types import BadInput, InputSpec
+from trimtab.types import BadInput, InputSpec, nearest
 
 _DECIDED_BY_WEIGHTS = ("transform_input", "aux_logits")
 
@@ -152,7 +152,8 @@ def _function(name: str) -> Callable[..., Any]:
         sys.path.append(folder)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise BadInput(f"{where} has no function {function_name!r}")
+        functions = [name for name, value in vars(module).items() if callable(value)]
+        raise BadInput(f"{where} has no function {function_name!r}{nearest(function_name, functions)}")
     return function
 
 

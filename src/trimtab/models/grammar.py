@@ -68,6 +68,9 @@ def parse(text: str) -> Source:
 
 def _nearest(text: str) -> str:
     """The source that somebody who wrote only a name, or misspelt it, may have meant."""
+    file, _, function = text.partition(":")
+    if file.endswith(".py"):
+        return f"py:{file}:{function or 'function'}"
     if Path(text).exists():
         return f"file:{text}"
     named = {name: f"zoo:{name}" for name in zoo()} | {name: f"net:{name}" for name in EXAMPLES}
