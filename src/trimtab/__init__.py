@@ -1,4 +1,4 @@
-"""trimtab: the statistics of normalization layers as a surface you can steer."""
+"""Inspect, adapt, attack, train and certify image classifiers through their batch-norm statistics."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_into_a_file_progress_is_a_line_now_and_then(clock, monkeypatch):
         clock[0] += console.QUIET + 1
         update(0, 0, "an unknown length")
     assert written.getvalue().splitlines() == [
-        "constructing: 25 %, 0:01:33 left", "FGSM: 50 %, 0:01:15 left", "an unknown length: 0 %",
+        "constructing: 25 % done, 0:01:33 left", "FGSM: 50 % done, 0:01:15 left",
+        "an unknown length: 0 % done",
     ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class AdaptCommand(OnImages):
     """
 
     sigma: tuple[str, ...] = ("0", "0.1", "0.25", "0.5")
-    """Stds of Gaussian noise, in pixels; 0 is clean."""
+    """Stds of Gaussian noise, 0 is clean; pixels are in [0, 1]."""
     clip: tyro.conf.FlagCreatePairsOff[bool] = False
     """Clip noisy pixels to [0, 1]; the paper does not."""
     corruption: tuple[str, ...] = ()

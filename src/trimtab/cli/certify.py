@@ -27,7 +27,7 @@ class CertifyCommand(OnImages):
 
     limit: int = 100
     sigma: tuple[str, ...] = ("0.25",)
-    """Stds of the smoothing noise, in pixels."""
+    """Stds of the smoothing noise; pixels are in [0, 1]."""
     n0: int = 100
     """Noise samples that guess the class."""
     n: int = 10_000

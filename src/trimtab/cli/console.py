@@ -198,6 +198,6 @@ def _lines(what: str) -> Update:
         left = duration(clock.left(done, total) if seconds is None else seconds)
         if time.monotonic() - last[0] > QUIET:
             last[0] = time.monotonic()
-            note(f"{text or what}: {100 * done / total if total else 0:.0f} %{left and f', {left}'}")
+            note(f"{text or what}: {100 * done / total if total else 0:.0f} % done{left and f', {left}'}")
 
     return update

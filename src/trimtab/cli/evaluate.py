@@ -56,9 +56,9 @@ class EvaluateCommand(OnImages):
     targeted[:STEPS]: towards a random class in steps of 1/255, and the accuracy on the way (default 100)
     """
     eps: str = "8/255"
-    """Radius of l_inf attacks, in pixels."""
+    """Radius of l_inf attacks; pixels are in [0, 1]."""
     eps_l2: str = "0.5"
-    """Radius of l2 attacks, in pixels; quick and corruptions do not use it."""
+    """Radius of l2 attacks; pixels are in [0, 1]. Unused by quick and corruptions."""
     batch_size: int = 256
     """Images per forward pass; results do not depend on it."""
     chunk: int = 256
@@ -236,7 +236,7 @@ def run_with_progress(model: Any, images: Any, **options: Any) -> Card:
         def notify(status: Any) -> None:
             text = str(status.condition)
             if status.lower > 0 or status.upper < 1:
-                text += f" (accuracy between {100 * status.lower:.0f} and {100 * status.upper:.0f} %)"
+                text += f" (accuracy will be {100 * status.lower:.0f} to {100 * status.upper:.0f} %)"
             update(status.fraction, 1.0, text, status.seconds_left)
 
         card: Card = evaluate.run(model, images, progress=notify, **options)

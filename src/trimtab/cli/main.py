@@ -61,7 +61,7 @@ COMMANDS: dict[str, type[Any]] = {
 
 ABOUT = """usage: trimtab COMMAND [arguments]
 
-Inspect, steer, attack, train against, adapt and certify the norm statistics of your classifier.
+Inspect, adapt, attack, train and certify image classifiers through their batch-norm statistics.
 
 {commands}
 

@@ -49,9 +49,11 @@ def load(
     input: InputSpec | None = None,
     **arguments: Any,
 ) -> Pixels:
-    """Return the classifier that `source` names (see the module's table), in pixel space.
+    """Return the classifier that `source` names, for pixels in [0, 1].
 
-    A network that comes with weights is in eval mode.
+    The names are `zoo:NAME`, `file:PATH`, `timm:NAME`, `torchvision:NAME`, `py:MODULE:FUNCTION` and
+    `net:NAME`; `help(trimtab.models.sources)` explains each. The network of that library or function is
+    `.net` of the result. A network that comes with weights is in eval mode.
 
     Args:
         source: The name of a model, or the path of a file or folder.

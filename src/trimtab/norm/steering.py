@@ -75,6 +75,9 @@ def use(
 ) -> Iterator[None]:
     """Turn knobs on every steered layer inside `module`; restore them after the block, also after an error.
 
+    `with use(model.layer4, update=False)` leaves the running statistics of `layer4` unchanged in training;
+    with `source="running"` as well, its layers also normalize with them, as in eval mode.
+
     An omitted knob inherits from an outer `use`; `None` means stock behavior. Run the backward pass inside
     the block, too. Activation checkpointing runs a layer twice: if statistics that normalize ("running" or
     "blend") are also updated, the second run reads different ones.
@@ -84,7 +87,7 @@ def use(
         branch: A name, or a route: (name, count) pairs that split the batch in order. A layer without that
             branch uses "main".
         source: Which mean and std normalize: `"batch"`, `"running"` or `"blend"`.
-        rho: Weight of the batch in a blend, in [0, 1].
+        rho: Weight of the batch's mean and std in a blend, in [0, 1]: 0 is "running", 1 is "batch".
         blend_of: What is blended in addition to the mean: `"std"` (default), `"var"` or `"pooled"`.
         update: Whether the running statistics are updated: a bool, a momentum, or `"average"` (cumulative).
         groups: Number of equal groups of the batch whose statistics are taken separately.
