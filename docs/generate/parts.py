@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import blocks, charts, diagrams, figure, speed, statistics, tables
+from docs.generate import blocks, charts, diagrams, figure, products, speed, tables
 from docs.generate import claims as ledger
 from docs.generate.claims import PAPERS, VERDICTS
 
@@ -93,7 +93,7 @@ def files() -> dict[Path, str]:
         PICTURES / "speed.svg": charts.speed(speed.bars()[0], speed.against()),
         PICTURES / "knobs.svg": diagrams.knobs(),
         PICTURES / "method-apart.svg": diagrams.apart(),
-        statistics.RESULTS / "statistics.md": statistics.page(),
+        products.RESULTS / "statistics.md": products.page(),
     }
     for page in PAGES:
         text = page.read_text()

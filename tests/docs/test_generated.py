@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from docs.generate import blocks, charts, claims, figure, findings, pages, parts, speed, tables
-from docs.generate import statistics as statistics_page
+from docs.generate import blocks, charts, claims, figure, findings, pages, parts, products, speed, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +162,7 @@ def test_a_card_is_read_row_by_row() -> None:
 
 
 def test_the_page_of_statistics_shows_the_measured_delays_and_accuracies() -> None:
-    text = statistics_page.page()
+    text = products.page()
     stored = {
         name: json.loads((ROOT / f"docs/results/{name}.json").read_text()) for name in ("monitor", "repair")
     }
