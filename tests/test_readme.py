@@ -27,7 +27,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_the_example_prints_what_the_readme_shows(capsys):
-    from numbers_alike import assert_alike
+    from tests.docs.numbers_alike import assert_alike
 
     text = (ROOT / "README.md").read_text()
     example, shown = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.S | re.M).groups()

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import objective_table as table
 import pytest
 import torch
-from objective_table import OBJECTIVES, STEPS, images, recipe, tiny, weights
+from tests.contracts import objective_table as table
+from tests.contracts.objective_table import OBJECTIVES, STEPS, images, recipe, tiny, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

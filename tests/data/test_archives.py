@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
-from small_files import SmallCifar, add
+from tests.data.small_files import SmallCifar, add
 
 from trimtab.data import published
 from trimtab.data.archives import members

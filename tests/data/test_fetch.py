@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_files import SmallCifar
+from tests.data.small_files import SmallCifar
 
 from trimtab.data import load, published
 from trimtab.data.files import read

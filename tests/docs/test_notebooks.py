@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from docs.generate import notebooks
-from numbers_alike import assert_alike
+from tests.docs.numbers_alike import assert_alike
 
 TUTORIALS = sorted(notebooks.TUTORIALS.glob("*.ipynb"))
 

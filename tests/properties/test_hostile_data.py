@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import Evil, damaged, examples, survives, texts, tidy
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
+from tests.properties.hostile import Evil, damaged, examples, survives, texts, tidy
 
 from trimtab import data
 from trimtab.data import archives, published

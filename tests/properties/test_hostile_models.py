@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hostile import Evil, Memory, damaged, examples, plain, survives, tidy
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties.hostile import Evil, Memory, damaged, examples, plain, survives, tidy
 
 import trimtab
 from trimtab import models

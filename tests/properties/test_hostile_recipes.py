@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import examples, plain, survives, texts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties.hostile import examples, plain, survives, texts
 
 from trimtab.train import read_recipe
 from trimtab.train.optimizers import optimizer_for, rate

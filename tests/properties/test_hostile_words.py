@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import examples, texts, tidy
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties.hostile import examples, texts, tidy
 
 import trimtab
 from trimtab import models

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from report_cards import card
-from test_page import NASTY
+from tests.report.report_cards import card
+from tests.report.test_page import NASTY
 
 import trimtab
 from trimtab.models import build

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from report_cards import CLEAN, NOISE, PGD, RUNNING, card, corruption, row
+from tests.report.report_cards import CLEAN, NOISE, PGD, RUNNING, card, corruption, row
 
 from trimtab.evaluate import BranchMode, Card, PerBatchMode, Row
 from trimtab.evaluate.records import CertificateRecord, Curve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from report_cards import RUNNING, card
+from tests.report.report_cards import RUNNING, card
 
 import trimtab
 from trimtab.evaluate import BranchMode, Flag

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from report_cards import card
-from test_browser import opened, press
+from tests.report.report_cards import card
+from tests.report.test_browser import opened, press
 
 import trimtab
 from trimtab.data import load

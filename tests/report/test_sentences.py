@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from report_cards import CLEAN, FROZEN, NOISE, PER_BATCH, PGD, RUNNING, card, corruption, row
+from tests.report.report_cards import CLEAN, FROZEN, NOISE, PER_BATCH, PGD, RUNNING, card, corruption, row
 
 import trimtab
 from trimtab.evaluate import (

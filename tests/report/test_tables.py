@@ -4,8 +4,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from report_cards import CLEAN, FROZEN, PER_BATCH, RUNNING, card, corruption, row
 from scipy.stats import binom
+from tests.report.report_cards import CLEAN, FROZEN, PER_BATCH, RUNNING, card, corruption, row
 
 from trimtab.evaluate import BNMode, Card, Row
 from trimtab.evaluate.records import Curve, OtherRecord

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bottlenecks
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.train import bottlenecks
 from torch import nn
 
 from trimtab import norm, train

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import by_hand
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import CLASSES, OBJECTIVES, batch, net
+from tests.train import by_hand
+from tests.train.by_hand import CLASSES, OBJECTIVES, batch, net
 from torch import Tensor, nn
 
 from trimtab import train
