@@ -190,3 +190,32 @@ def test_what_users_type_is_found_at_the_top() -> None:
 def test_no_two_classes_have_one_name() -> None:
     classes = [node.name for tree in FILES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(classes).items() if count > 1] == []
+
+
+TESTS = Path(__file__).parent
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def also_tested(text: str) -> list[str]:
+    """The modules that the docstring of a test file lists after "Also tests"."""
+    listed = (ast.get_docstring(ast.parse(text)) or "").partition("Also tests ")[2].partition(".\n")[0]
+    return [name for name in listed.rstrip(".").replace("\n", " ").split(", ") if name]
+
+
+def test_every_module_is_tested_in_a_file_of_its_name_or_in_one_that_names_it() -> None:
+    """The name of a private folder is left out; claims are tested paper by paper."""
+    texts = {path.relative_to(TESTS): path.read_text() for path in TESTS.rglob("test_*.py")}
+    modules = {dotted(path): path for path in FILES if path.stem not in ("__init__", "__main__")}
+    listed = [name for text in texts.values() for name in also_tested(text)]
+    own = {
+        name: Path(*[n for n in name.split(".")[:-1] if n == part(path) or n[0] != "_"])
+        / f"test_{path.stem.lstrip('_')}.py"
+        for name, path in modules.items()
+    }
+    tested = {name for name, file in own.items() if file in texts}
+    assert [name for name in listed if name not in modules] == []
+    assert [name for name in listed if name in tested or listed.count(name) > 1] == []
+    assert [name for name in modules if name not in tested | {*listed} and name[:7] != "claims."] == []

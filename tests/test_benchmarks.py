@@ -1,4 +1,7 @@
-"""The benchmarks run, they compare medians, and what they write says what it is. Nothing is timed."""
+"""The benchmarks run, they compare medians, and what they write says what it is. Nothing is timed.
+
+Also tests cli.bench.
+"""
 
 import json
 import math

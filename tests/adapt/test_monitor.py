@@ -1,4 +1,7 @@
-"""The drift monitor: valid at any time, quick where it matters, invisible to the model."""
+"""The drift monitor: valid at any time, quick where it matters, invisible to the model.
+
+Also tests adapt._drift, adapt._estimate, adapt._evidence, norm.sensors.
+"""
 
 from __future__ import annotations
 

@@ -1,35 +1,10 @@
 """On linear classifiers the best attack is known: the margin falls by eps times the dual norm of w."""
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from tests.attacks.linear import Linear, inner_images
 
-from trimtab.attacks import APGD, EOT, FGSM, L2, PGD, CurvePGD, Linf, curve
-from trimtab.attacks.eot import MeanProbability
-from trimtab.attacks.losses import cw, dlr, dlr_targeted, other_class
-
-
-class Linear(nn.Module):
-    """Two classes: logits (0, w . (x - 1/2))."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.w = nn.Parameter(
-            torch.randn(48, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        )
-
-    def forward(self, x):
-        z = (x.flatten(1) - 0.5) @ self.w
-        return torch.stack([torch.zeros_like(z), z], 1)
-
-
-def inner_images(n=20):
-    g = torch.Generator().manual_seed(1)
-    return 0.5 + 0.1 * (2 * torch.rand(n, 3, 4, 4, generator=g, dtype=torch.float64) - 1)  # far from the box
-
+from trimtab.attacks import APGD, FGSM, L2, PGD, Linf
 
 LINEAR = [
     PGD(Linf(0.02), steps=40),
@@ -87,60 +62,3 @@ def test_of_several_restarts_a_robust_image_keeps_the_one_with_the_smallest_marg
     assert int(robust.sum()) > 10
     assert bool((best <= first)[robust].all())
     assert int((best < first)[robust].sum()) > 5
-
-
-def test_cw_margin_is_the_gap_to_the_best_other_class():
-    z, y = torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]), torch.tensor([0, 2])
-    assert torch.equal(cw(z, y), torch.tensor([-0.5, 3.0]))
-
-
-def test_dlr_is_the_published_formula():
-    z = torch.tensor([[4.0, 3.0, 1.0, 0.0]])
-    y, t = torch.tensor([0]), torch.tensor([2])
-    assert float(dlr(z, y)) == pytest.approx(-(4 - 3) / (4 - 1))
-    assert float(dlr_targeted(z, y, t)) == pytest.approx(-(4 - 1) / (4 - 0.5 * (1 + 0)))
-
-
-def test_targets_are_uniform_over_the_other_classes():
-    y = torch.zeros(6000, dtype=torch.long)
-    counts = torch.bincount(other_class(y, 4, seed=3, ids=range(6000)), minlength=4)
-    assert counts[0] == 0
-    assert (counts[1:] - 2000).abs().max() < 5 * math.sqrt(6000 * (1 / 3) * (2 / 3))
-
-
-def test_eot_climbs_minus_the_logarithm_of_the_mean_probability():
-    models = [Linear(s) for s in range(3)]
-    x, y = inner_images(4).requires_grad_(True), torch.tensor([0, 1, 0, 1])
-    mixed = F.cross_entropy(MeanProbability(models)(x), y, reduction="sum")
-    mean = torch.stack([m(x).softmax(1) for m in models]).mean(0)
-    explicit = -mean.gather(1, y[:, None]).log().sum()
-    torch.testing.assert_close(mixed, explicit)
-    torch.testing.assert_close(torch.autograd.grad(mixed, x)[0], torch.autograd.grad(explicit, x)[0])
-
-
-def test_eot_over_a_set_of_linear_models_moves_every_pixel_against_all():
-    models = [Linear(s) for s in range(3)]
-    x = inner_images(6)
-    y = torch.zeros(6, dtype=torch.long)
-    adv = EOT(PGD(Linf(0.05), steps=20, random_start=False), sampler=models)(models[0], x, y)
-    before = torch.stack([m(x).softmax(1) for m in models]).mean(0)[:, 0]
-    after = torch.stack([m(adv).softmax(1) for m in models]).mean(0)[:, 0]
-    assert (after < before).all()
-
-
-def test_a_curve_tells_what_separate_runs_of_that_length_give(model, images):
-    x, y = (part[:32] for part in images)
-    attack = PGD(Linf("4/255"), step_size="0.5/255")
-    stands = curve(attack, model, x, y, marks=(1, 5, 12))
-    for mark, found in stands.items():
-        alone = PGD(Linf("4/255"), steps=mark, step_size="0.5/255")(model, x, y)
-        with torch.no_grad():
-            assert torch.equal(found, model(alone).argmax(1) == y)
-
-
-def test_a_curve_that_scores_any_iterate_never_rises(model, images):
-    x, y = images
-    outcome = CurvePGD(Linf("4/255"), steps=20, early_stop=True, marks=(0, 3, 8, 20)).outcome(model, x, y)
-    counts = [int(outcome.marks[m].sum()) for m in (0, 3, 8, 20)]
-    assert counts == sorted(counts)
-    assert counts[0] < counts[-1] == int(outcome.success.sum())

@@ -1,4 +1,7 @@
-"""Models and inputs on which attacks go wrong without a word, unless they are watched."""
+"""Models and inputs on which attacks go wrong without a word, unless they are watched.
+
+Also tests attacks.base, attacks.geometry, attacks.judge.
+"""
 
 import copy
 

@@ -1,4 +1,7 @@
-"""Certificates of classifiers whose smoothed form is known in closed form."""
+"""Certificates of classifiers whose smoothed form is known in closed form.
+
+Also tests certify.sampling.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The command line as people use it: exit codes, one clear line for bad input, JSON for scripts."""
+"""The command line as people use it: exit codes, one clear line for bad input, JSON for scripts.
+
+Also tests cli.adapt, cli.aliases, cli.analyze, cli.audit, cli.certify, cli.construct, cli.data,
+cli.evaluate, cli.main, cli.report, cli.reproduce, cli.train.
+"""
 
 import json
 import subprocess

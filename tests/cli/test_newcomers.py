@@ -1,4 +1,7 @@
-"""What a newcomer tries first: words that are nearly right, and requests that mean nothing."""
+"""What a newcomer tries first: words that are nearly right, and requests that mean nothing.
+
+Also tests cli.cli_errors, cli.doctor, cli.lazy.
+"""
 
 import json
 import os

@@ -1,4 +1,8 @@
-"""Constructed sets: features match, labels are as defined, a killed build goes on."""
+"""Constructed sets: features match, labels are as defined, a killed build goes on.
+
+Also tests construct.advbn_images, construct.autoencoder, construct.build, construct.labels,
+construct.transfer.
+"""
 
 import copy
 import json

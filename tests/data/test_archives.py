@@ -1,3 +1,8 @@
+"""Archives of published sets are decoded to the images they were made of, and damage is named.
+
+Also tests data.published.
+"""
+
 import io
 import pickle
 import tarfile

@@ -1,4 +1,7 @@
-"""Augmentations against what they are by definition; AugMix's operations against Pillow's."""
+"""Augmentations against what they are by definition; AugMix's operations against Pillow's.
+
+Also tests data.augmix.
+"""
 
 import itertools
 

@@ -1,4 +1,9 @@
-"""What `corrupt` promises: shapes, eight bits, chance per image, clear refusals."""
+"""What `corrupt` promises: shapes, eight bits, chance per image, clear refusals.
+
+Also tests data.corruptions.apply, data.corruptions.blur, data.corruptions.digital,
+data.corruptions.files, data.corruptions.filters, data.corruptions.ice, data.corruptions.noise,
+data.corruptions.spatter, data.corruptions.tables, data.corruptions.weather.
+"""
 
 from __future__ import annotations
 

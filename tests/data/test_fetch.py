@@ -1,4 +1,7 @@
-"""Fetching, from a server of our own that can break off, lie and refuse."""
+"""Fetching, from a server of our own that can break off, lie and refuse.
+
+Also tests data.sources.
+"""
 
 import hashlib
 import os

@@ -1,3 +1,8 @@
+"""Folders of images: classes, splits, tables of labels, and pictures resized as torchvision does.
+
+Also tests data.pictures.
+"""
+
 import csv
 from dataclasses import replace
 from pathlib import Path

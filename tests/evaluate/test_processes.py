@@ -1,4 +1,7 @@
-"""One process or two: the same ledger, to the byte in float64."""
+"""One process or two: the same ledger, to the byte in float64.
+
+Also tests evaluate.collective.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,9 @@
-"""Runs: right numbers, nothing measured twice, and the same result whatever the batch size."""
+"""Runs: right numbers, nothing measured twice, and the same result whatever the batch size.
+
+Also tests evaluate.bn_modes, evaluate.card, evaluate.certified, evaluate.chunks, evaluate.conditions,
+evaluate.driver, evaluate.engine, evaluate.progress, evaluate.request, evaluate.stored_images,
+evaluate.suites.
+"""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""The store: whole or not at all, whoever dies and whoever else is writing."""
+"""The store: whole or not at all, whoever dies and whoever else is writing.
+
+Also tests evaluate.format1, evaluate.records.
+"""
 
 import json
 import multiprocessing

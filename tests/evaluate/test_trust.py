@@ -1,4 +1,7 @@
-"""Planted defects each raise their flag; sound models raise none."""
+"""Planted defects each raise their flag; sound models raise none.
+
+Also tests evaluate.attack_flags, evaluate.model_flags, evaluate.probes.
+"""
 
 from pathlib import Path
 

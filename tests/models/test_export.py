@@ -1,4 +1,7 @@
-"""Exported graphs compute what the model computes, one serves all packs, a failed check leaves no file."""
+"""Exported graphs compute what the model computes, one serves all packs, a failed check leaves no file.
+
+Also tests norm.inputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Models on disk: what is saved comes back, what cannot be used is refused, nothing is unpickled."""
+"""Models on disk: what is saved comes back, what cannot be used is refused, nothing is unpickled.
+
+Also tests models.guess, models.stored.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The papers' networks: published sizes, torchvision as oracle, and what each parameter must change."""
+"""The papers' networks: published sizes, torchvision as oracle, and what each parameter must change.
+
+Also tests models.preact, models.resnet, models.style, models.vgg, models.wide_resnet.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Pixel space: normalization happens inside, once, and trouble with the input is said aloud."""
+"""Pixel space: normalization happens inside, once, and trouble with the input is said aloud.
+
+Also tests models.check.
+"""
 
 import copy
 import re

@@ -1,4 +1,7 @@
-"""The grammar that names models."""
+"""The grammar that names models.
+
+Also tests models.grammar.
+"""
 
 import pickle
 import subprocess

@@ -1,4 +1,7 @@
-"""Folding: the same function with fewer layers, and hands off what tracing cannot prove."""
+"""Folding: the same function with fewer layers, and hands off what tracing cannot prove.
+
+Also tests _trace.
+"""
 
 from __future__ import annotations
 

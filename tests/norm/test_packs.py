@@ -1,4 +1,7 @@
-"""Statistics packs: saved, refused, swapped in place, merged exactly."""
+"""Statistics packs: saved, refused, swapped in place, merged exactly.
+
+Also tests norm.distance, norm.merge.
+"""
 
 from __future__ import annotations
 

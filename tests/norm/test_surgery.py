@@ -1,4 +1,7 @@
-"""Steering and releasing, branches, their keys, and the kinds of normalization."""
+"""Steering and releasing, branches, their keys, and the kinds of normalization.
+
+Also tests norm.kinds.
+"""
 
 from __future__ import annotations
 

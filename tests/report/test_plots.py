@@ -1,4 +1,7 @@
-"""Every chart is valid, drawn offline, named, and legible to the color-blind."""
+"""Every chart is valid, drawn offline, named, and legible to the color-blind.
+
+Also tests report.pictures.
+"""
 
 import io
 import re

@@ -1,4 +1,7 @@
-"""The verdict and the advice say what the rows say, and nothing that they do not."""
+"""The verdict and the advice say what the rows say, and nothing that they do not.
+
+Also tests report.advice.
+"""
 
 import ast
 import inspect

@@ -1,4 +1,7 @@
-"""A key changes with everything that determines a result, and with nothing else."""
+"""A key changes with everything that determines a result, and with nothing else.
+
+Also tests runtime.source, runtime.torchscript.
+"""
 
 import copy
 import importlib

@@ -1,4 +1,7 @@
-"""Inside the guard nothing is learned, whatever the caller has steered."""
+"""Inside the guard nothing is learned, whatever the caller has steered.
+
+Also tests _mode.
+"""
 
 from __future__ import annotations
 

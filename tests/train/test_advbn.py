@@ -1,16 +1,20 @@
-"""AdvBN where the tail undoes a shift, and DenseNet-121 cut as the authors cut it."""
+"""AdvBN against its two passes; where the tail undoes a shift; and DenseNet-121 cut as the authors cut it."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
+from tests.train.stock_layers import batch, buffers, grads, net
 from torch import Tensor, nn
 
 from nets import stack
 from trimtab import models, norm, train
+from trimtab.attacks.feature import ascend, perturbed
 from trimtab.types import BadInput
 
 CLASSES = 4
@@ -21,7 +25,7 @@ def images(n: int = 16, size: int = 8) -> tuple[Tensor, Tensor]:
     return torch.rand(n, 3, size, size, generator=g), torch.arange(n) % CLASSES
 
 
-def net() -> nn.Sequential:
+def immediate() -> nn.Sequential:
     """A convolution, whose output a batch norm normalizes at once."""
     return stack(CLASSES, (8, 8))
 
@@ -29,7 +33,7 @@ def net() -> nn.Sequential:
 @pytest.mark.parametrize("cut", ["0", "3"])
 def test_a_cut_right_before_a_batch_norm_is_refused_with_the_number(cut: str) -> None:
     objective, (x, y) = train.AdvBN(cut=cut), images()
-    model = objective.prepare(net()).train()
+    model = objective.prepare(immediate()).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(BadInput, match=r"undoes .* the logits by 0\.00\d of their std"):
         objective(model, x, y, seed=0)
@@ -40,7 +44,7 @@ def test_a_cut_right_before_a_batch_norm_is_refused_with_the_number(cut: str) ->
 @pytest.mark.parametrize("cut", ["1", "2"])
 def test_a_cut_after_a_norm_layer_or_its_activation_trains(cut: str) -> None:
     objective, (x, y) = train.AdvBN(cut=cut), images()
-    model = objective.prepare(net()).train()
+    model = objective.prepare(immediate()).train()
     assert bool(objective(model, x, y, seed=0)["loss"].isfinite())
     without = {name.partition(".")[0] for name, p in model.named_parameters() if p.grad is None}
     assert without == {"0", "1"}  # the layers before the cut
@@ -49,7 +53,9 @@ def test_a_cut_after_a_norm_layer_or_its_activation_trains(cut: str) -> None:
 def test_a_batch_norm_far_from_the_cut_is_noticed_too() -> None:
     """The mean over positions lies between: it commutes with a shift, which the batch norm then undoes."""
     objective, (x, y) = train.AdvBN(cut="4", rectify=False), images()
-    late = nn.Sequential(*net()[:5], *net()[6:8], nn.BatchNorm1d(8, eps=1e-12), nn.ReLU(), net()[-1])
+    late = nn.Sequential(
+        *immediate()[:5], *immediate()[6:8], nn.BatchNorm1d(8, eps=1e-12), nn.ReLU(), immediate()[-1]
+    )
     with pytest.raises(BadInput, match="undoes"):
         objective(objective.prepare(late).train(), x, y, seed=0)
 
@@ -57,7 +63,7 @@ def test_a_batch_norm_far_from_the_cut_is_noticed_too() -> None:
 @pytest.mark.parametrize("control", [train.AdvBN(cut="0", eps=0), train.AdvBN(cut="0", steps=0)])
 def test_a_control_that_moves_nothing_is_not_refused(control: train.AdvBN) -> None:
     x, y = images()
-    assert bool(control(control.prepare(net()).train(), x, y, seed=0)["loss"].isfinite())
+    assert bool(control(control.prepare(immediate()).train(), x, y, seed=0)["loss"].isfinite())
 
 
 def test_a_weak_effect_is_a_warning_with_the_number() -> None:
@@ -159,3 +165,107 @@ def test_a_network_without_its_dropped_norm_layer_is_saved_and_read_back(tmp_pat
 def test_only_a_batch_norm_layer_can_be_dropped(name: str) -> None:
     with pytest.raises(BadInput, match=f"{name}.*no batch-norm layer"):
         train.AdvBN(cut="features.transition1", drop=(name,)).prepare(densenet())
+
+
+# ---- AdvBN -------------------------------------------------------------------------------------------
+
+
+def monotone() -> tuple[nn.Module, Tensor, Tensor]:
+    """A tail whose loss is monotone in each multiplier: one linear score decides between two classes.
+
+    The feature has two positions, a low and a high one, so mean and deviation act separately:
+    the tail's logit for the true class is a . mean + b . (high - low).
+    """
+
+    class Tail(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:  # (N, C, 2)
+            a, b = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.7, 0.4, -1.0]).double()
+            score = z.mean(2) @ a + (z[:, :, 1] - z[:, :, 0]) @ b
+            return torch.stack([score, torch.zeros_like(score)], 1)
+
+    z = torch.tensor([[1.0, 3.0], [2.0, 5.0], [1.5, 2.0]]).double().expand(4, 3, 2)
+    return Tail(), z, torch.zeros(4, dtype=torch.long)
+
+
+def test_the_ascent_climbs_with_every_step_and_ends_in_the_worst_corner() -> None:
+    tail, z, y = monotone()
+
+    def loss(d_mu: Tensor, d_sigma: Tensor) -> float:
+        return float(F.cross_entropy(tail(perturbed(z, d_mu, d_sigma, rectify=False)), y))
+
+    path = [loss(*ascend(tail, z, y, eps=0.9, steps=steps, step=0.2, rectify=False)) for steps in range(7)]
+    assert all(later > earlier for earlier, later in pairwise(path[:6]))
+    corners = torch.cartesian_prod(*[torch.tensor([-0.9, 0.9], dtype=torch.float64)] * 6)
+    worst = max(corners, key=lambda corner: loss(corner[:3], corner[3:]))
+    d_mu, d_sigma = ascend(tail, z, y, eps=0.9, steps=6, step=0.2, rectify=False)
+    assert torch.equal(torch.cat([d_mu, d_sigma]), worst)
+
+
+def test_advbn_is_the_sum_of_a_clean_and_a_perturbed_pass_through_the_tail() -> None:
+    x, y = batch()
+    objective = train.AdvBN(cut="2", eps=0.5, steps=2, step_size=0.2)
+    model = objective.prepare(net()).train()
+    front, main = net()[:3].eval(), net()[3:].train()
+    aux = net()[3:].train()
+    z = front(x).detach()
+    aux.eval()
+    d_mu = torch.zeros(1, 6, 1, 1).double()
+    d_sigma = torch.zeros(1, 6, 1, 1).double()
+    mu = z.mean((0, 2, 3), keepdim=True)
+    for _ in range(2):
+        d_mu.requires_grad_(True), d_sigma.requires_grad_(True)
+        moved = ((1 + d_sigma) * (z - mu) + (1 + d_mu) * mu).clamp(min=0)
+        g = torch.autograd.grad(F.cross_entropy(aux(moved), y), (d_mu, d_sigma))
+        d_mu, d_sigma = (
+            (d.detach() + 0.2 * s.sign()).clamp(-0.5, 0.5) for d, s in zip((d_mu, d_sigma), g, strict=True)
+        )
+    moved = ((1 + d_sigma) * (z - mu) + (1 + d_mu) * mu).clamp(min=0)
+    aux.train()
+    (F.cross_entropy(main(z), y) + F.cross_entropy(aux(moved), y)).backward()
+
+    before = buffers(model)
+    objective(model, x, y)
+    found = grads(model)
+    assert not any(name.startswith(("0.", "1.")) for name in found)
+    torch.testing.assert_close(found["4.weight"], main[1].weight.grad)
+    torch.testing.assert_close(found["4.branches.aux.weight"], aux[1].weight.grad)
+    torch.testing.assert_close(found["8.weight"], main[5].weight.grad + aux[5].weight.grad)
+    after = buffers(model)
+    assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("1."))
+    torch.testing.assert_close(after["4.branches.aux.running_mean"], aux[1].running_mean)
+
+
+def test_advbn_trains_its_front_on_both_losses_if_that_is_not_frozen() -> None:
+    x, y = batch()
+    objective = train.AdvBN(cut="2", steps=0, freeze_front=False)
+    model, plain = objective.prepare(net()).train(), net().train()
+    objective(model, x, y)
+    (2 * F.cross_entropy(plain(x), y)).backward()
+    found, wanted = grads(model), grads(plain)
+    for name in ("0.weight", "1.weight", "3.weight", "8.weight"):
+        torch.testing.assert_close(found[name], wanted[name], msg=name)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(F.dropout(x, 0.5, self.training))
+
+
+def test_advbn_refuses_a_network_whose_steps_depend_on_its_mode() -> None:
+    with pytest.raises(BadInput, match=r"other steps in training than in evaluation; .* nn\.Dropout"):
+        train.AdvBN(cut="net.2").prepare(FunctionalDropout().train())
+
+
+def test_advbns_random_control_draws_within_the_cube_by_its_seed() -> None:
+    x, y = batch()
+    objective = train.AdvBN(cut="2", attack="random", eps=0.3)
+    model = objective.prepare(net()).train()
+    kept = norm.snapshot(model)
+    first, second, again = (
+        objective(norm.restore(model, kept), x, y, seed=seed)["adv"] for seed in (1, 2, 1)
+    )
+    assert first == again != second

@@ -1,4 +1,8 @@
-"""The loop: policies, averages, what is chosen, what is written, and what happens when things go wrong."""
+"""The loop: policies, averages, what is chosen, what is written, and what happens when things go wrong.
+
+Also tests train._loop.callbacks, train._loop.checkpoint, train._loop.fit, train._loop.plan,
+train._loop.result, train._loop.runs, train._loop.start, train._loop.work.
+"""
 
 from __future__ import annotations
 

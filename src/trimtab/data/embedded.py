@@ -3,7 +3,7 @@
 800 training images of each of ten classes, evenly spaced through the original training set, and 200 test
 images of each from the original test set, in their original order, 28x28, gray. They lie in two PNG
 mosaics, 100 images to a row, that any viewer opens; the labels are the digits in each file's `labels` text
-(tests/data/test_sample.py rebuilds both). Fashion-MNIST is copyright 2017 Zalando SE, MIT license:
+(tests/data/test_embedded.py rebuilds both). Fashion-MNIST is copyright 2017 Zalando SE, MIT license:
 see sample/LICENSE.
 """
 

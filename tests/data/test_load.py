@@ -1,3 +1,8 @@
+"""Sets by the names that people type, and arrays in the layouts that they come in.
+
+Also tests data.arrays.
+"""
+
 import zipfile
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""`trimtab monitor` as people type it."""
+"""`trimtab monitor` as people type it.
+
+Also tests report.monitored.
+"""
 
 from __future__ import annotations
 

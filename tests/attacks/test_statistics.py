@@ -1,4 +1,7 @@
-"""Shifts of statistics, against formulas written with stock layers."""
+"""Shifts of statistics, against formulas written with stock layers.
+
+Also tests attacks.feature.
+"""
 
 import copy
 import math

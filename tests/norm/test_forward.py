@@ -1,4 +1,8 @@
-"""Each knob, in float64, against stock layers and the formulas written out."""
+"""Each knob, in float64, against stock layers and the formulas written out.
+
+Also tests norm._kernels.groups, norm._kernels.moments, norm._kernels.parts, norm.layer, norm.moments,
+norm.setting.
+"""
 
 from __future__ import annotations
 

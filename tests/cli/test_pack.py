@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.commands import MODEL, as_json, run
 
 import trimtab
 from trimtab import norm
-from trimtab.cli import main
-
-MODEL = "zoo:sample-standard"
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-
-
-def run(capsys, *words):
-    code = main(list(words))
-    output = capsys.readouterr()
-    return code, output.out, output.err
-
-
-def as_json(capsys, *words, code=0):
-    found, out, err = run(capsys, *words, "--json")
-    assert found == code, err
-    return json.loads(out)
-
-
-def broken(folder: Path) -> str:
-    """A network whose statistics no longer fit it."""
-    net = trimtab.steer(trimtab.load(MODEL))
-    with torch.no_grad():
-        for layer in norm.layers(net).values():
-            layer.running_mean.add_(3 * layer.running_var.sqrt())
-    trimtab.save(net, folder)
-    return f"file:{folder}"
 
 
 @pytest.mark.parametrize("command", ["repair", "pack", "merge", "monitor", "export"])
@@ -55,36 +30,6 @@ def test_help_teaches_with_an_example_and_without_loading_torch(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{' '.join(words)} " in done.stdout.split("options")[0].split("]", 1)[1]
-
-
-def test_repair_restores_a_network_and_writes_one_that_stock_torch_loads(capsys, tmp_path):
-    words = ("repair", broken(tmp_path / "broken"), "--limit", "300", "--images", "500", "--out", "repaired")
-    report = as_json(capsys, *words)
-    assert report["helps"]
-    assert report["kept"]
-    assert report["after"]["accuracy"] > report["before"]["accuracy"] + 0.3
-    assert report["p_value"] < 1e-6
-    assert "500 training images of sample" in report["estimated_on"]
-    intact = trimtab.load(MODEL)
-    from safetensors.torch import load_file
-
-    intact.net.load_state_dict(load_file("repaired/model.safetensors"))  # strict, a stock network
-    code, out, _ = run(capsys, *words)
-    assert code == 0
-    assert "7 layers re-estimated, compared on 300 images" in out
-
-
-def test_repair_says_where_it_does_not_help_and_writes_nothing(capsys):
-    words = ("repair", MODEL, "--images", "2", "--limit", "300", "--out", "worse")  # far too few images
-    report = as_json(capsys, *words, "--strict", code=1)
-    assert not report["helps"]
-    assert report["after"]["accuracy"] < report["before"]["accuracy"]
-    assert report["out"] is None
-    assert not Path("worse").exists()
-    code, out, _ = run(capsys, *words)
-    assert code == 0
-    assert "does not help here: the original ones are kept" in out
-    assert as_json(capsys, *words, "--always")["out"] == "worse"
 
 
 def test_packs_are_saved_listed_compared_merged_and_applied(capsys, tmp_path):
@@ -117,20 +62,6 @@ def test_packs_are_saved_listed_compared_merged_and_applied(capsys, tmp_path):
         torch.testing.assert_close(now.mean, a.layers[name].mean)
     main_branch = norm.read_pack("packs/main.safetensors")
     assert all(torch.equal(m.mean, main_branch.layers[n].mean) for n, m in norm.running(both).items())
-
-
-def test_merging_models_takes_counts(capsys):
-    code, _, err = run(capsys, "merge", MODEL, "zoo:sample-apart", "--out", "m.safetensors")
-    assert (code, Path("m.safetensors").exists()) == (2, False)
-    assert "counts" in err
-    code, out, _ = run(
-        capsys, "merge", MODEL, "zoo:sample-apart", "--counts", "10", "30", "--out", "m.safetensors"
-    )
-    assert code == 0
-    assert "takes --force" in out
-    apply = ("pack", "apply", MODEL, "m.safetensors", "--out", "merged")
-    assert run(capsys, *apply)[0] == 2
-    assert run(capsys, *apply, "--force")[0] == 0
 
 
 @pytest.mark.parametrize(
