@@ -22,7 +22,7 @@ def test_merging_models_takes_counts(capsys):
         capsys, "merge", MODEL, "zoo:sample-apart", "--counts", "10", "30", "--out", "m.safetensors"
     )
     assert code == 0
-    assert "takes --force" in out
+    assert "needs --force" in out
     apply = ("pack", "apply", MODEL, "m.safetensors", "--out", "merged")
     assert run(capsys, *apply)[0] == 2
     assert run(capsys, *apply, "--force")[0] == 0
