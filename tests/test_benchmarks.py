@@ -94,7 +94,7 @@ def test_the_sections_are_those_of_the_help():
     import benchmarks
 
     assert benchmarks.SECTIONS == SECTIONS
-    assert all(name in bench.Bench.__doc__ for name in SECTIONS)
+    assert all(name in bench.BenchCommand.__doc__ for name in SECTIONS)
 
 
 def test_contestants_take_turns_after_a_warm_up_in_alternating_order():

@@ -341,7 +341,7 @@ def test_an_attack_that_would_try_nothing_is_refused(make, numbers) -> None:
 
 
 def test_a_curve_refuses_restarts(model, images) -> None:
-    with pytest.raises(BadInput, match=r"one run.*restarts=5"):
+    with pytest.raises(BadInput, match=r"needs marks .* and restarts=1, found .* restarts=5"):
         curve(PGD(Linf("4/255"), restarts=5), model, *images, marks=(1, 2))
 
 

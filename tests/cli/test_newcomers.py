@@ -264,7 +264,7 @@ def test_help_says_what_suites_measure_and_how_keys_are_overridden(capsys):
     for line in suites.__doc__.splitlines()[2:]:
         name, measures = line.split(maxsplit=1)
         assert f"{name}: {measures}" in told
-    assert "quick and corruptions do not use it" in told
+    assert "Unused by quick and corruptions" in told
     assert "corrupted as evaluated" in told
     assert "--objective.eps 0.05" in helped(capsys, "train")
     assert "seconds on the embedded sample" in say(capsys, "train", "--recipes")[1]
