@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,3 +144,55 @@ def test_a_command_that_runs_out_of_memory_ends_in_one_line(
     monkeypatch.setattr(models.pixels.Pixels, "forward", full)
     assert main(["lens", "net:resnet8,width=1,channels=1", "--limit", "2"]) == 2
     assert "out of memory; use smaller batches" in capsys.readouterr().err
+
+
+def test_the_command_line_takes_as_many_images_as_fit_into_the_given_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from trimtab.cli.options import OnImages
+
+    command, model, images = OnImages("zoo:sample-standard"), models.load("zoo:sample-standard"), sample()
+    assert len(images) > 64
+    fit = {memory: command.fitting(model, images, memory, gradients=True) for memory in (0.59, 0.6, 2.0)}
+    assert 1 < fit[0.59] < fit[0.6] < 64 < fit[2.0]
+    assert command.adapting(model, images, 2.0, gradients=True) == fit[2.0]
+    assert capsys.readouterr().err == ""
+    assert command.adapting(model, images, 0.59, gradients=True) == fit[0.59]
+    assert f"Warning: only {fit[0.59]} images adapt together" in capsys.readouterr().err
+
+
+def test_no_memory_limit_makes_the_batches_that_adapt_small(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+
+    monkeypatch.chdir(str(tmp_path))
+    words = ["adapt", "zoo:sample-standard", "--limit", "96", "--sigma", "0.25", "--json"]
+    for memory, size in (("0.587", "64"), ("2", "96")):  # no batch is larger than the images
+        assert main([*words, "--memory", memory]) == 0
+        out, err = capsys.readouterr()
+        assert [*json.loads(out)] == [size]
+        assert ("more than --memory" in err) == (size == "64")
+    assert main([*words, "--memory", "0"]) == 2
+    assert "--memory" in capsys.readouterr().err
+
+
+def test_a_long_evaluation_tells_its_time_and_a_smaller_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trimtab.cli import evaluate as command
+
+    class Slow(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            import time
+
+            time.sleep(0.2)  # 0.05 s an image
+            return super().forward(x)
+
+    command.foretell(Slow(99), sample(), passes=100.0, limit=1000)
+    err = capsys.readouterr().err
+    minutes, limit = (float(word) for word in re.findall(r"About (\d+) minutes.*--limit (\d+)", err)[0])
+    assert 80 <= minutes <= 200  # 0.05 * 100 * 1000 / 60 = 83, on an idle machine
+    assert limit == pytest.approx(1000 * 10 / minutes, rel=0.05)
+    command.foretell(Small(99), sample(), passes=1.0, limit=4)
+    assert capsys.readouterr().err == ""

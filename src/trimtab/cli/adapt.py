@@ -13,6 +13,7 @@ import trimtab
 from trimtab.cli.evaluate import run_with_progress
 from trimtab.cli.lazy import adapt, console, data, evaluate, models
 from trimtab.cli.options import (
+    Memory,
     OnImages,
     OptionalPath,
     describe_images,
@@ -45,8 +46,9 @@ class AdaptCommand(OnImages):
     """Common corruptions to try as well, as NAME or NAME:SEVERITY."""
     rho: tuple[str, ...] = ("1",)
     """Weight of the batch's own statistics."""
-    batch_size: tuple[int, ...] = (256,)
-    """Sizes of the batches that adapt."""
+    batch_size: tuple[int, ...] = ()
+    """Sizes of the batches that adapt. By default as many images as fit into --memory, from 64 to 256."""
+    memory: Memory = 2.0
     blend_of: str = "std"
     """What rho blends in addition to the mean: std (the paper) or var."""
     store: Path = Path(".trimtab/store.sqlite")
@@ -64,7 +66,8 @@ class AdaptCommand(OnImages):
         self._check()
         model, images = self.load_model_and_images()
         n = len(first(images, self.limit))
-        sizes = dict.fromkeys(min(size, n) for size in self.batch_size)  # a batch has at most all images
+        given = self.batch_size or (self.adapting(model, images, self.memory, gradients=False),)
+        sizes = dict.fromkeys(min(size, n) for size in given)  # a batch has at most all images
         cards = {size: self._evaluate(model, images, size) for size in sizes}
         if self.save is not None and is_main_process():
             self._freeze(model, images, self.save)
@@ -78,7 +81,7 @@ class AdaptCommand(OnImages):
 
     def _check(self) -> None:
         number(self.save_sigma)
-        at_least(1, **{"--batch-size": min(self.batch_size), "--save-images": self.save_images})
+        at_least(1, **{"--batch-size": min(self.batch_size, default=1), "--save-images": self.save_images})
         if self.save is not None and self.save.is_file():
             raise BadInput(f"--save takes a folder, and {self.save} is a file")
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from trimtab.cli.lazy import attacks, console, evaluate, report, train
-from trimtab.cli.options import OnImages, OptionalPath, OptionalStr, Strict, first, is_main_process, parse_int
-from trimtab.types import BadInput, number
+from trimtab.cli.options import (
+    Memory,
+    OnImages,
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    Strict,
+    first,
+    is_main_process,
+    parse_int,
+    some_of,
+)
+from trimtab.types import BadInput, counts, number
 
 if TYPE_CHECKING:
     from trimtab.data import Images
@@ -59,10 +71,12 @@ class EvaluateCommand(OnImages):
     """Radius of l_inf attacks; pixels are in [0, 1]."""
     eps_l2: str = "0.5"
     """Radius of l2 attacks; pixels are in [0, 1]. Unused by quick and corruptions."""
-    batch_size: int = 256
-    """Images per forward pass; results do not depend on it."""
-    chunk: int = 256
-    """Images that are committed at once, and the batch of modes that adapt per batch."""
+    batch_size: OptionalInt = None
+    """Images per forward pass; results do not depend on it. By default as many as fit, at most 256."""
+    chunk: OptionalInt = None
+    """Images that are committed at once, and the batch of modes that adapt per batch. By default 256; for
+    modes that adapt, as many as fit, without attacks at least 64."""
+    memory: Memory = 2.0
     processes: int = 1
     """Processes on this machine."""
     store: Path = Path(".trimtab/store.sqlite")
@@ -103,6 +117,11 @@ class EvaluateCommand(OnImages):
             suite = [*published(self.corrupted), *added]
         elif added:
             suite = [*suite_of(self.suite, linf, l2), *added]
+        modes = [bn_mode(text) for text in self.bn_modes]
+        attacked = self.suite != "corruptions" or bool(added)
+        batch_size, chunk = self._batches(model, images, attacked, any(mode.couples for mode in modes))
+        conditions = suite_of(suite, linf, l2)
+        foretell(model, images, sum(each.cost for each in conditions) * len(modes), self.limit)
         card = run_with_progress(
             model,
             images,
@@ -110,11 +129,11 @@ class EvaluateCommand(OnImages):
             store=self.store,
             limit=self.limit,
             seed=self.seed,
-            bn_modes=[bn_mode(text) for text in self.bn_modes],
+            bn_modes=modes,
             linf=linf,
             l2=l2,
-            batch_size=self.batch_size,
-            chunk=self.chunk,
+            batch_size=batch_size,
+            chunk=chunk,
             keep_images=self.keep_images,
             force=self.force,
             processes=self.processes,
@@ -134,6 +153,17 @@ class EvaluateCommand(OnImages):
             report.page([card], self.html, extras=extras)
             console.note(f"The page is {self.html}.")
         return int(self.strict and not card.trusted)
+
+    def _batches(self, model: Any, images: Any, attacked: bool, together: bool) -> tuple[int, int]:
+        """Return how many images go through the model at once, and how many are a chunk."""
+        given = {"batch size": self.batch_size, "chunk": self.chunk, "processes": self.processes}
+        counts(**given, limit=self.limit)
+        batch_size, chunk = self.batch_size, self.chunk
+        if batch_size is None:
+            batch_size = self.fitting(model, images, self.memory, attacked)
+        if chunk is None:
+            chunk = self.adapting(model, images, self.memory, attacked) if together else 256
+        return batch_size, chunk
 
     def _baseline(self, images: Images) -> Baseline | None:
         """Return the run to divide errors by; it must have every error, measured on the same images."""
@@ -222,6 +252,38 @@ def _relative_errors(card: Card, baseline: Baseline) -> dict[str, Any]:
         "relative_mce": {mode: summary.relative_mce for mode, summary in summaries.items()},
         "ce": {mode: summary.ce for mode, summary in summaries.items()},
     }
+
+
+LONG = 600
+"""Seconds above which an evaluation tells its time beforehand."""
+
+
+def foretell(model: Any, images: Any, passes: float, limit: int | None) -> None:
+    """Tell about how long an evaluation takes, and a smaller plan, where it is long.
+
+    Args:
+        model: The model.
+        images: Its images.
+        passes: Forward passes per image.
+        limit: How many images are evaluated, all if None.
+    """
+    import time
+
+    from trimtab.attacks import guard
+
+    n, seconds = len(first(images, limit)), 0.0
+    with suppress(Exception), guard(model):  # the evaluation itself says what is wrong with them
+        x = some_of(images, 4, model)
+        for _ in range(2):  # the first pass prepares
+            began = time.monotonic()
+            model(x)
+            seconds = (time.monotonic() - began) / len(x) * passes * n
+    if seconds > LONG and is_main_process():
+        fewer = max(1, int(n * LONG / seconds))
+        console.note(
+            f"About {seconds / 60:,.0f} minutes at most: {passes:,.0f} passes over {n:,} images. "
+            f"--limit {fewer} takes about {LONG // 60}; what is finished is kept."
+        )
 
 
 def run_with_progress(model: Any, images: Any, **options: Any) -> Card:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 import trimtab
-from trimtab.cli.lazy import data
+from trimtab.cli.lazy import console, data
 from trimtab.types import BadInput, at_least, number
 
 Model = Annotated[
@@ -47,6 +48,17 @@ FloatOrRatio = Annotated[
     ),
 ]
 """A float, which may be written as a ratio such as 1/1000."""
+
+
+Memory = Annotated[
+    FloatOrRatio,
+    tyro.conf.arg(
+        metavar="GB", help="Gigabytes to stay within, where --batch-size and --chunk are not given."
+    ),
+]
+
+ENOUGH = 64
+"""Images whose statistics are worth adapting to; --memory takes fewer only for attacks through a batch."""
 
 
 def is_main_process() -> bool:
@@ -123,10 +135,60 @@ class OnImages:
     device: Device = "auto"
     json: Json = False
 
+    def fitting(self, model: Any, images: Any, memory: float, gradients: bool) -> int:
+        """Return how many images go through the model within some gigabytes, at most 256.
+
+        Args:
+            model: The model.
+            images: Its images.
+            memory: Gigabytes.
+            gradients: Whether attacks are made.
+        """
+        from trimtab.attacks import guard
+        from trimtab.runtime import images_within
+
+        if memory <= 0:
+            raise BadInput(f"--memory is a number of gigabytes above 0, found {memory:g}")
+        with suppress(Exception), guard(model):  # the command itself says what is wrong with them
+            return images_within(int(memory * 2**30), model, some_of(images, 1, model), gradients)
+        return 256
+
+    def adapting(self, model: Any, images: Any, memory: float, gradients: bool) -> int:
+        """Return how many images adapt together: as many as fit, but at least 64 if no attack is made.
+
+        A batch is part of the method, and small ones cost accuracy; only what an attack through the batch
+        keeps of each image is a reason for less, which is noted.
+
+        Args:
+            model: The model.
+            images: Its images.
+            memory: Gigabytes.
+            gradients: Whether attacks are made.
+        """
+        enough = min(ENOUGH, len(first(images, self.limit)))
+        fit = self.fitting(model, images, memory, gradients)
+        if fit >= enough:
+            return fit
+        if gradients:
+            console.note(
+                f"Warning: only {fit} images adapt together, since attacks through {enough} take more than "
+                f"--memory {memory:g}. Statistics of few images are noisy; raise --memory, or give --chunk."
+            )
+            return fit
+        console.note(f"Batches of {enough} adapt and take more than --memory {memory:g}; {fit} would fit.")
+        return enough
+
     def load_model_and_images(self) -> tuple[Any, Any]:
         """Return the model on its device, and the images with the preprocessing that it records."""
         model = load_model(self.model, self.device, self.preprocessing)
         return model, data.load(self.data, self.split, input=model.spec)
+
+
+def some_of(images: Any, count: int, model: Any) -> Any:
+    """Return the pixels of the first images, on the model's device."""
+    import torch
+
+    return images.take(torch.arange(min(count, len(images)))).to_model(model).x
 
 
 def load_model(model: str, device: str, preprocessing: Preprocessing | None = None) -> Any:

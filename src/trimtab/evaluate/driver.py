@@ -17,7 +17,7 @@ import trimtab
 from trimtab.certify.smoothing import statistics_of
 from trimtab.data import as_set
 from trimtab.evaluate import trust
-from trimtab.evaluate.bn_modes import BNMode, RunningMode, mode_record
+from trimtab.evaluate.bn_modes import BNMode, BranchMode, RunningMode, mode_record
 from trimtab.evaluate.card import Card, Flag, Row
 from trimtab.evaluate.cells import CHUNK, Cell, Subject
 from trimtab.evaluate.conditions import Attacked, Columns, Condition
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 RUNNING = RunningMode()
+FRACTION, FEWEST = 0.15, 32
+"""Of a suite without attacks: what the checks before it may add to its cost, on how many images at least."""
 
 
 @renamed_arguments(states="bn_modes", insist="force")
@@ -119,7 +121,19 @@ def _carry_out(
     subject = Subject(
         model, images, request.store, request.chunk, request.batch_size, request.keep_images, fabric
     )
-    plans = [ModePlan(subject, request, mode, n) for mode in request.bn_modes]
+    brief = not any(isinstance(condition, Attacked) for condition in request.conditions)
+    checked = _checked(request, n) if brief else n
+    static = (mode for mode in request.bn_modes if isinstance(mode, RunningMode | BranchMode))
+    by_pixels = next(static, request.bn_modes[0])
+    plans = [
+        ModePlan(
+            subject, request, mode, n, trust.first_cells(subject, mode, request.seeds[0], checked, brief)
+        )
+        for mode in request.bn_modes
+    ]
+    for plan in plans if brief else ():
+        if plan.bn_mode != by_pixels:  # wrong pixels are no matter of the BN mode
+            del plan.first[1:]
     _check_nothing_dropped(request, plans)
     meter = Meter(notify, [cell for plan in plans for cell in plan.cells])
     rows: list[Row] = []
@@ -146,6 +160,13 @@ def _carry_out(
     return card
 
 
+def _checked(request: Request, n: int) -> int:
+    """Return on how many images a suite without attacks is checked beforehand, at a fraction of its cost."""
+    passes = sum(condition.cost for condition in request.conditions) * n * len(request.bn_modes)
+    cost = trust.NORMALIZATION_COST + 3.0 * len(request.bn_modes)
+    return min(n, max(FEWEST, int(FRACTION * passes / cost)))
+
+
 def _check_nothing_dropped(request: Request, plans: list[ModePlan]) -> None:
     """Refuse attacks of a user's own list that apply in no BN mode; a named suite leaves them out."""
     planned = [cell.condition for plan in plans for cell in plan.suite]
@@ -160,10 +181,12 @@ def _check_nothing_dropped(request: Request, plans: list[ModePlan]) -> None:
 class ModePlan:
     """All cells of one BN mode: the model's health, then the suite, then probes of its attacks."""
 
-    def __init__(self, subject: Subject, request: Request, bn_mode: BNMode, n: int) -> None:
+    def __init__(
+        self, subject: Subject, request: Request, bn_mode: BNMode, n: int, first: list[Cell]
+    ) -> None:
         self.bn_mode = bn_mode
         seeds = request.seeds
-        self.first = trust.first_cells(subject, bn_mode, seeds[0], n)
+        self.first = first
         conditions = [c for c in request.conditions if _applies(c, subject, bn_mode)]
         if not conditions:
             fix = "freeze its statistics first (adapt.frozen; trimtab certify --adapt N)"

@@ -35,10 +35,10 @@ def first_flags(cells: Sequence[Cell], measured: Sequence[Columns]) -> Iterator[
     """Yield what is wrong with the model, or with giving it these pixels.
 
     Args:
-        cells: the health cell and that of the normalization check.
+        cells: the health cell, and that of the normalization check if there is one.
         measured: their columns.
     """
-    (cell, normalization), (health, corrected) = cells, measured
+    cell, health = cells[0], measured[0]
     batch = cell.subject.batch(0, cell.n)
     adapts = not isinstance(cell.bn_mode, RunningMode | BranchMode)
     with (
@@ -65,7 +65,8 @@ def first_flags(cells: Sequence[Cell], measured: Sequence[Columns]) -> Iterator[
             "untrained", observed, "load trained weights (file:PATH, timm:NAME+pretrained), or train it first"
         )
     yield from health_flags(health)
-    yield from normalization_flags(normalization, corrected)
+    for each, columns in zip(cells[1:], measured[1:], strict=True):
+        yield from normalization_flags(each, columns)
 
 
 def other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]:
@@ -142,7 +143,7 @@ def health_flags(columns: Columns) -> Iterator[Flag]:
         differ = f"differ by {rebatched:.1%} of the largest logit" if finite else "are not all taken"
         yield Flag(
             "batch",
-            f"the same images in batches of 1, 7 and 64 {differ}",
+            f"the same images in other batches {differ}",
             "the numbers hold for these batches only: use running statistics, freeze them (adapt.frozen), or "
             "attack through the batch (attacks.ThroughBatch)",
         )

@@ -52,6 +52,8 @@ __all__ = [
     "normalization", "other_images", "probing", "stopped", "suite_flags", "unmeasured",
 ]  # fmt: skip
 
+NORMALIZATION_COST = 20.0
+"""Forward passes per image of the normalization check."""
 STOPS = ("normalization", "cut")
 """Flags under which no robust accuracy is measured unless forced."""
 
@@ -85,7 +87,9 @@ def examine(
     return distinct(flags, bn_mode)
 
 
-def first_cells(subject: Subject, bn_mode: BNMode, seed: int, limit: int | None = None) -> list[Cell]:
+def first_cells(
+    subject: Subject, bn_mode: BNMode, seed: int, limit: int | None = None, brief: bool = False
+) -> list[Cell]:
     """Return the cells that are measured before any attack: health and normalization.
 
     Args:
@@ -93,14 +97,15 @@ def first_cells(subject: Subject, bn_mode: BNMode, seed: int, limit: int | None 
         bn_mode: the BN mode that the model is measured in.
         seed: of all randomness.
         limit: the number of images to evaluate, if not all.
+        brief: whether no attack follows, so that gradients do not matter.
     """
     limit = CHECKED if limit is None else limit
-    return [health(subject, bn_mode, seed, limit), normalization(subject, bn_mode, seed, limit)]
+    return [health(subject, bn_mode, seed, limit, brief), normalization(subject, bn_mode, seed, limit)]
 
 
-def health(subject: Subject, bn_mode: BNMode, seed: int, limit: int = PROBED) -> Cell:
+def health(subject: Subject, bn_mode: BNMode, seed: int, limit: int = PROBED, brief: bool = False) -> Cell:
     """Return the cell that shows whether the model is one function of the image."""
-    return _first_images(subject, Health(), bn_mode, seed, min(PROBED, limit))
+    return _first_images(subject, Health(brief), bn_mode, seed, min(PROBED, limit))
 
 
 def normalization(subject: Subject, bn_mode: BNMode, seed: int, limit: int = CHECKED) -> Cell:
