@@ -210,6 +210,19 @@ def test_images_of_one_of_two_classes_raise_a_flag() -> None:
         assert {flag.name for flag in trust.examine(Brightness(), first, ())} & {"order"} == shown
 
 
+def test_one_image_of_each_class_in_their_order_raises_a_flag() -> None:
+    class Levels(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return -(x.mean((1, 2, 3))[:, None] - torch.linspace(0, 1, 300)).abs()
+
+    labels = torch.arange(300)
+    x = (labels / 299)[:, None, None, None].expand(-1, 1, 8, 8).contiguous()
+    mixed = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    for order, shown in ((labels, {"order"}), (labels.flip(0), {"order"}), (mixed, set())):
+        images = from_arrays(x[order], labels[order])
+        assert {flag.name for flag in trust.examine(Levels(), images, ())} & {"order"} == shown
+
+
 @pytest.mark.parametrize("eps", [0.0, 8 / 255], ids=["standard", "adversarially trained"])
 def test_a_sound_model_raises_no_flag(eps: float, store: Store) -> None:
     card = run(trained(eps), sample(), store=store, limit=512)

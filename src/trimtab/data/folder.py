@@ -7,8 +7,9 @@ Memory is bounded by the batches in flight, so ImageNet streams. How a file beco
 `InputSpec`: resized and cropped as recorded with a network, or, without a crop fraction, taken as it is, and
 then all images must have the same size and mode.
 
-Classes take turns: any stretch of the set holds each of them in proportion, so that its first images (an
-evaluation's limit, a batch to adapt on) and its last ones (held out to validate) represent all.
+Classes take turns, in a fixed random order: any stretch of the set holds each of them in proportion, or is a
+spread sample of them, so that its first images (an evaluation's limit, a batch to adapt on) and its last ones
+(held out to validate) represent all. An image's id is its index among the sorted files, or in the table.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def open_folder(
     name, *shown = (
         os.fsencode(text).decode("utf-8", "replace") for text in (name, *classes)
     )  # or it is no text
-    images = FolderSet(root, tuple(files), numbers, tuple(shown), name, spec, torch.arange(len(files)))
+    images = FolderSet(root, tuple(files), numbers, tuple(shown), name, spec, torch.tensor(order))
     if any(spec.mean):
         return images
     few = torch.linspace(0, len(images) - 1, min(len(images), 1000)).long()

@@ -23,12 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trimtab import rng
 from trimtab.types import BadInput, InputSpec
 
 MOST_CLASSES = 1_000_000
 """Where classes are only counted: a label of this size is no class, but some other number."""
 Which: TypeAlias = slice | Sequence[int] | Tensor
 T = TypeVar("T", bound="Images")
+_CLASSES = rng.purpose("the order in which classes take turns")
 
 
 class Batch(NamedTuple):
@@ -93,12 +95,20 @@ class Images(ABC):
         if self.reopen is None or spec.crop_fraction is None:
             return self
         whole = self.reopen(input=spec)
-        return whole if torch.equal(whole.ids, self.ids) else whole.subset(self.ids)
+        return whole if torch.equal(whole.ids, self.ids) else whole.subset(whole.positions(self.ids))
 
     def reopens(self, other: T) -> T:
         """`other`, a part or another form of this set, with this set's way of opening it again."""
         object.__setattr__(other, "reopen", self.reopen)
         return other
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """Where the images with these ids are in this set."""
+        order = self.ids.argsort()
+        places = order[torch.searchsorted(self.ids[order], ids).clamp(max=len(order) - 1)]
+        if not torch.equal(self.ids[places], ids):
+            raise BadInput(f"{self.name} does not hold all of these images")
+        return places
 
     def take(self, positions: Tensor) -> Batch:
         """The batch of these positions."""
@@ -167,14 +177,17 @@ def as_float(pixels: Tensor) -> Tensor:
 
 
 def in_turns(classes: Sequence[str]) -> list[int]:
-    """Positions by how far through its class an image lies; equals keep their order. So the first images of a
-    set that comes class by class are of all classes."""
+    """Positions by how far through its class an image lies, and for equals by a fixed random order of the
+    classes: neighbors in a list of classes look alike, as do all the birds of ImageNet. So any stretch of a
+    set that comes class by class, also one with a single image of each class, is a sample of all classes."""
     sizes, seen = Counter(classes), Counter[str]()
-    through = []
+    mixed = rng.permutation(len(sizes), 0, _CLASSES).tolist()
+    place = dict(zip(sorted(sizes), mixed, strict=True))
+    keys = []
     for name in classes:
         seen[name] += 1
-        through.append((seen[name] - 0.5) / sizes[name])
-    return sorted(range(len(classes)), key=through.__getitem__)
+        keys.append(((seen[name] - 0.5) / sizes[name], place[name]))
+    return sorted(range(len(classes)), key=keys.__getitem__)
 
 
 def spans(count: int, size: int, start: int = 0) -> Iterator[Tensor]:

@@ -99,6 +99,16 @@ def other_images(model: nn.Module, batch: Batch, data: Images) -> Iterator[Flag]
         observed = f"the first {len(batch.y)} images are of {shown} of {classes} classes"
         advice = "mix them: statistics of the first images, or of a batch, are those of few classes"
         yield Flag("order", observed, advice)
+    elif 16 <= len(batch.y) < len(data) and shown > 1 and _is_sorted(batch.y):
+        observed = f"the first {len(batch.y)} images come in the order of their classes"
+        advice = "mix them: neighboring classes look alike, and bias the statistics of a batch"
+        yield Flag("order", observed, advice)
+
+
+def _is_sorted(y: Tensor) -> bool:
+    """Whether labels only grow, or only fall."""
+    steps = y.diff()
+    return bool((steps >= 0).all() or (steps <= 0).all())
 
 
 def _named(classes: Any) -> bool:

@@ -6,6 +6,7 @@ literature, and only AlexNet's errors on ImageNet-C make an mCE of ImageNet.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -44,10 +45,9 @@ class Published(Corrupted):
         """Accept every network: files of another size are refused when they are read."""
 
     def shown(self, batch: Batch, seed: int) -> Tensor:
-        """Return the corrupted versions of a batch; its ids are positions in the files."""
-        ids = batch.ids.cpu()
-        if int(ids.max()) < len(self.files):
-            x, y, _ = self.files.take(ids)
+        """Return the corrupted versions of a batch, by its ids."""
+        with suppress(BadInput):
+            x, y, _ = self.files.take(self.files.positions(batch.ids.cpu()))
             if torch.equal(y, batch.y.cpu()):
                 return x.to(batch.x)
         raise BadInput(
