@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from scipy.optimize import linprog, minimize
+from tests.attacks.linear import inner_images
 from torch import nn
 
 from trimtab.attacks import FAB, L2, PGD, Linf
@@ -24,11 +25,6 @@ class Linear(nn.Module):
 
     def forward(self, x):
         return (x.flatten(1) - 0.5) @ self.w.T
-
-
-def inner_images(n=20):
-    g = torch.Generator().manual_seed(1)
-    return 0.5 + 0.1 * (2 * torch.rand(n, 3, 4, 4, generator=g, dtype=torch.float64) - 1)  # far from the box
 
 
 @BUDGETS
