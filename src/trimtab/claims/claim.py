@@ -71,7 +71,7 @@ class Claim:
     def tested(self, scale: Scale, seed: int) -> set[str]:
         """Return the rows of a seed that its tests and preconditions need."""
         tests = [test for test in self.tests if seed < scale.seeds or not test.controlled]
-        return {name for test in (*tests, *self.needs) for name in test.names}
+        return {name for test in tests for name in test.names} | {need.name for need in self.needs}
 
     @property
     def paper(self) -> str:

@@ -1,6 +1,7 @@
 """The ledger as data and as a page: every claim, its verdict and intervals, the paper's figures next to ours.
 
-`ledger.json` is for scripts; `ledger.md` is made from it for people, and part of the documentation.
+`ledger.json` is for scripts; `ledger.md` is made from it by `templates/ledger.md` for people, and part of the
+documentation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from trimtab.claims import ledger, plan
 from trimtab.claims.claim import everything
 from trimtab.claims.power import too_small
@@ -16,14 +19,6 @@ from trimtab.claims.result import summary
 from trimtab.claims.scales import OUT_OF_REACH, WAVE1, scale_of
 from trimtab.claims.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, TOO_WEAK
 
-HEAD = """A claim is tested by rules that were fixed before any measurement. *Reproduced*: the 95 % interval
-of every contrast lies beyond 0 in the claimed direction (for "close": two one-sided tests of 5 %, within the
-margin). *Not reproduced*: a part lies wholly on the other side of the smallest effect of interest, at 2.5 %
-over all parts of the claim (Holm). *Inconclusive*: neither; the parts are counted. *Setting too weak*: a
-precondition is not met under some seed. *Outside the paper's scope*: the paper itself exempts small settings.
-Only the direction is tested; the paper's figures are those of its own, larger setting. Intervals are over
-training seeds and, where outcomes are known per image, test images. A test of no effect is confirmed by
-chance in 2.5 % of cases (closeness: 5 %)."""
 VERDICTS = (REPRODUCED, REFUTED, INCONCLUSIVE, TOO_WEAK, EXEMPT)
 
 Entry = Mapping[str, Any]
@@ -69,32 +64,20 @@ def page(content: Mapping[str, Any]) -> str:
     Args:
         content: The content of `ledger.json`.
     """
-    claims, scale = content["claims"], content["scale"]
-    ran = [entry for entry in claims if entry["seeds"] or entry["failed"]]
-    counts = {verdict: sum(entry["verdict"] == verdict for entry in ran) for verdict in VERDICTS}
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    early = sum(entry["provisional"] for entry in ran)
-    lines = [f"# The claims of the five papers, at scale {scale}", "", HEAD, ""]
-    if content["units done"] < content["units"]:
-        lines += [
-            '!!! warning "Unfinished"',
-            f"    {content['units done']} of {content['units']} units (trained networks and measurements of "
-            f"a claim and seed) are done. Verdicts with missing seeds are provisional.",
-            "",
-        ]
-    lines += [f"Of {len(claims)} claims {len(ran)} were run: {counted}; {early} of them provisional. "]
-    lines[-1] += f"Spent: {content['core hours']:.1f} core hours."
-    if scale == "smoke":
-        lines += ["", "This scale only tests that every study runs: its verdicts have no meaning."]
-    lines += ["", "| id | claim | verdict | seeds | minutes |", "|---|---|---|---|---|"]
-    for entry in claims:
-        link, minutes = f"[{entry['id']}](#{entry['id'].lower()})", entry["minutes"] or ""
-        cells = (link, entry["claim"], shown_verdict(entry), seeds_of(entry), str(minutes))
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join([*lines, *(line for entry in claims for line in _section(entry))]) + "\n"
+    pages = jinja2.Environment(
+        loader=jinja2.PackageLoader("trimtab.claims"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {"cell": lambda text: text.replace("|", "\\|"), "number": _number}
+    pages.globals |= {"verdict_of": verdict_of, "seeds_of": seeds_of, "shown": shown, "detected": detected}
+    ran = [entry for entry in content["claims"] if entry["seeds"] or entry["failed"]]
+    return pages.get_template("ledger.md").render(ledger=content, ran=ran, verdicts=VERDICTS)
 
 
-def shown_verdict(entry: Entry) -> str:
+def verdict_of(entry: Entry) -> str:
     """Return the verdict; while seeds are missing it is provisional, since a test must not stop early."""
     return f"{entry['verdict']}, provisional" if entry["provisional"] else str(entry["verdict"])
 
@@ -105,53 +88,9 @@ def seeds_of(entry: Entry) -> str:
     return f"{len(entry['seeds'])} of {entry['planned seeds']}{failed}" if entry["seeds"] or failed else ""
 
 
-def _section(entry: Entry) -> list[str]:
-    parts = f" ({entry['parts']})" if len(entry["tests"]) > 1 and entry["parts"] else ""
-    lines = [
-        "",
-        f"## {entry['id']}",
-        "",
-        f"{entry['claim']}. **{shown_verdict(entry).capitalize()}{parts}.**",
-    ]
-    if entry["changed after numbers were seen"]:
-        lines += ["", f"Changed after numbers were seen: {entry['changed after numbers were seen']}."]
-    if entry["reason"]:
-        lines += ["", f"{entry['reason'][0].upper()}{entry['reason'][1:]}."]
-    if entry["preconditions"]:
-        lines += ["", *(f"- Precondition: {_needed(need)}" for need in entry["preconditions"])]
-    if entry["out of reach"]:
-        command = f"`trimtab reproduce {entry['id']} --scale paper`"
-        lines += ["", f"Out of reach at this scale ({entry['out of reach']}): {command}."]
-    exceptions = dict.fromkeys(part["the paper's exception"] for part in entry["tests"])
-    if any(exceptions) and entry["scale"] != "paper":
-        lines += [
-            "",
-            f"The paper's own exception, for tests marked *: {'; '.join(filter(None, exceptions))}.",
-        ]
-    if entry["tests"]:
-        lines += ["", "| part | contrast and interval | detectable | verdict |", "|---|---|---|---|"]
-    for part in entry["tests"]:
-        marked = " *" if part["the paper's exception"] else ""
-        verdict = f"{part['verdict']}: {part['note']}" if part["note"] else part["verdict"]
-        lines.append(f"| {_cell(part['test'])}{marked} | {shown(part)} | {detected(part)} | {verdict} |")
-    lines += ["", "| measured | here | the paper |", "|---|---|---|"]
-    for name in dict.fromkeys([*entry["figures"], *entry["means"]]):
-        ours = f"{entry['means'][name]:.3f}" if name in entry["means"] else ""
-        lines.append(f"| {_cell(name)} | {ours} | {_cell(entry['figures'].get(name, ''))} |")
-    seeds = f"Seeds {', '.join(map(str, entry['seeds']))}. " if entry["seeds"] else ""
-    return [*lines, "", f"{seeds}Command: `{entry['command']}`"]
-
-
-def _needed(need: Entry) -> str:
-    """Return a precondition with its values, by seed."""
-    values = ["not a number" if v is None else f"{v:.3f}" for v in need["by seed"].values()]
-    outcome = f" ({'met' if need['met'] else 'not met'}: {', '.join(values)})" if values else ""
-    return f"{need['needed']}{outcome}"
-
-
 def shown(part: Entry) -> str:
     """Return the mean and the interval of a part as text."""
-    effect = "not a number" if part["effect"] is None else f"{part['effect']:+.3f}"
+    effect = _number(part["effect"], "%+.3f")
     if part["interval"] is None:
         return f"{effect}, no interval"
     low, high = part["interval"]
@@ -167,5 +106,5 @@ def detected(part: Entry) -> str:
     return f"{effect:.3f}{'' if paper is None else f', the paper has {paper:.3f}'}{weak}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _number(value: float | None, format: str) -> str:
+    return "not a number" if value is None else format % value

@@ -20,6 +20,7 @@ import base64
 import math
 import zlib
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,22 @@ def crossed_error(values: Array, resamples: int = RESAMPLES, seed: int = 0) -> f
     by_seed = values.mean(1)
     correction = by_seed.var(ddof=1) / seeds - by_seed.var() / seeds  # the factor S / (S - 1)
     return math.sqrt(float(means.var(ddof=1)) + float(correction))
+
+
+def mean_and_error(contrasts: Sequence[float]) -> tuple[float, float, str]:
+    """Return the mean of contrasts, its standard error, and what that is over.
+
+    It is over seeds and images if every contrast has per-image values, of the same number of images. The
+    error of a single value, or of one that is not finite, is infinite.
+    """
+    images = [contrast.values for contrast in contrasts if isinstance(contrast, PerImage)]
+    if len(images) == len(contrasts) > 1 and len({len(values) for values in images}) == 1:
+        crossed = np.stack(images)
+        return float(crossed.mean()), crossed_error(crossed), "seeds and images"
+    plain, error = [float(contrast) for contrast in contrasts], math.inf
+    if len(plain) > 1 and all(map(math.isfinite, plain)):
+        error = stdev(plain) / math.sqrt(len(plain))
+    return fmean(plain) if plain else math.nan, error, "units"
 
 
 class PerImage(float):

@@ -31,13 +31,12 @@ just the smallest size of interest refuted in 2.5 %; for equivalence both are 5 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, stdev
 from typing import ClassVar
 
-import numpy as np
 from scipy.stats import t as student
 
 from trimtab.claims import power
@@ -63,6 +62,10 @@ class Judgement:
 
     test: str
     """The test, as text."""
+    verdict: str
+    """Reproduced, not reproduced or inconclusive."""
+    note: str
+    """More about the verdict."""
     mean: float
     """Mean of the contrast."""
     interval: tuple[float, float] | None
@@ -71,24 +74,77 @@ class Judgement:
     """Confidence level."""
     units: int
     """Number of contrasts."""
-    verdict: str
-    """Reproduced, not reproduced or inconclusive."""
-    note: str = ""
-    """More about the verdict."""
-    exempt: str = ""
-    """The paper's own reason why a small setting is no test."""
-    p_refuted: float = 1.0
-    """p-value of "the effect is at least of interest" (Above), or "it is within the margin" (Close)."""
-    detectable: float | None = None
-    """The smallest effect that is found with probability 0.8 at this n and std; None with a single unit."""
-    paper: float | None = None
-    """The paper's effect."""
-    over: str = "units"
+    over: str
     """What the interval is over: "units", or "seeds and images"."""
+    detectable: float | None
+    """The smallest effect that is found with probability 0.8 at this n and std; None with a single unit."""
+    paper: float | None
+    """The paper's effect."""
+    exempt: str
+    """The paper's own reason why a small setting is no test."""
+    p_refuted: float
+    """p-value of the effect being within the bounds outside of which the test is refuted."""
+
+
+class Test(ABC):
+    """A test of the effect left - right - by: which effects are claimed, and outside which it is refuted."""
+
+    by: float = 0.0
+    exempt: str
+    """The paper's own reason why a setting smaller than its own is no test."""
+    paper: float | None = None
+    """The paper's own effect, in the units of the rows."""
+    controlled: bool = False
+    """Whether a side is a control, which only the first seeds have (`Scale.seeds`)."""
+    level: ClassVar[float]
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[str | float, str | float]:
+        """Left and right: a row's name or a number."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The effects that are claimed, and those outside which the test is refuted."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rows that it needs."""
+        return tuple(side for side in self.sides if isinstance(side, str))
+
+    def judge(self, rows: Sequence[Numbers]) -> Judgement:
+        """Judge the contrasts of all units."""
+        left, right = self.sides
+        contrasts, n = [_value(row, left) - _value(row, right) - self.by for row in rows], len(rows)
+        mean, error, over = power.mean_and_error(contrasts)
+        verdict, note, interval, detectable, p_refuted = INCONCLUSIVE, "", None, None, 1.0
+        if n > 1 and math.isfinite(mean) and math.isfinite(error):
+            half = float(student.ppf((1 + self.level) / 2, n - 1)) * error
+            low, high = interval = mean - half, mean + half
+            (claimed_from, claimed_to), (refuted_below, refuted_above) = self.bounds
+            reproduced = claimed_from < low and high < claimed_to
+            refuted = high < refuted_below or low > refuted_above
+            if reproduced and refuted:
+                note = SMALLER
+            elif reproduced or refuted:
+                verdict = REPRODUCED if reproduced else REFUTED
+
+            def below(bound: float) -> float:
+                """Return the p-value of "the effect is at least `bound`"."""
+                return float(student.cdf((mean - bound) / error, n - 1)) if error else float(mean >= bound)
+
+            p_refuted = min(below(refuted_below), 1 - below(refuted_above))
+            if math.isinf(claimed_to):
+                detectable = power.detectable(error * math.sqrt(n), n, self.level)
+        return Judgement(
+            str(self), verdict, note, mean, interval, self.level, n, over, detectable, self.paper,
+            self.exempt, p_refuted,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Above:
+class Above(Test):
     """`high` exceeds `low` by more than `by`; each is a row's name or a number."""
 
     high: str | float
@@ -97,69 +153,48 @@ class Above:
     effect: float = 0.01
     """The smallest effect of interest, in the units of the rows: below it, the part counts as refuted."""
     exempt: str = ""
-    """The paper's own reason why a setting smaller than its own is no test."""
     paper: float | None = None
-    """The paper's own effect, high - low - by, in the same units."""
     controlled: bool = False
-    """Whether a side is a control, which only the first seeds have (`Scale.seeds`)."""
     level: ClassVar[float] = 0.95
 
     def __str__(self) -> str:
-        high, low = (side if isinstance(side, str) else f"{side:g}" for side in (self.high, self.low))
+        high, low = map(_side, self.sides)
         more = f" {'+' if self.by > 0 else '-'} {abs(self.by):g}" if self.by else ""
         return f"{high} > {low}{more} (of interest from {self.effect:g})"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The rows that it needs."""
-        return tuple(side for side in (self.high, self.low) if isinstance(side, str))
+    def sides(self) -> tuple[str | float, str | float]:
+        """The larger side and the smaller one."""
+        return self.high, self.low
 
-    def judge(self, rows: Sequence[Numbers]) -> Judgement:
-        """Judge the contrasts of all units."""
-        contrasts = [_value(row, self.high) - _value(row, self.low) - self.by for row in rows]
-        return _judged(self, contrasts, self._verdict, lambda below: below(self.effect))
-
-    def _verdict(self, low: float, high: float) -> tuple[str, str]:
-        if high < self.effect:
-            return (INCONCLUSIVE, SMALLER) if low > 0 else (REFUTED, "")
-        return (REPRODUCED if low > 0 else INCONCLUSIVE), ""
+    @property
+    def bounds(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Anything above 0 is claimed; refuted is what lies below the effect of interest."""
+        return (0, math.inf), (self.effect, math.inf)
 
 
 @dataclass(frozen=True)
-class Close:
+class Close(Test):
     """`a` and `b` differ by less than `margin`, in either direction."""
 
     a: str
     b: str | float
     margin: float
     exempt: str = ""
-    """The paper's own reason why a setting smaller than its own is no test."""
-    controlled: ClassVar[bool] = False
     level: ClassVar[float] = 0.90
 
     def __str__(self) -> str:
-        b = self.b if isinstance(self.b, str) else f"{self.b:g}"
-        return f"{self.a} within {self.margin:g} of {b}"
+        return f"{self.a} within {self.margin:g} of {_side(self.b)}"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The rows that it needs."""
-        return (self.a, self.b) if isinstance(self.b, str) else (self.a,)
+    def sides(self) -> tuple[str | float, str | float]:
+        """The two sides."""
+        return self.a, self.b
 
-    def judge(self, rows: Sequence[Numbers]) -> Judgement:
-        """Judge the contrasts of all units."""
-        contrasts = [_value(row, self.a) - _value(row, self.b) for row in rows]
-        return _judged(
-            self, contrasts, self._verdict, lambda below: min(below(-self.margin), 1 - below(self.margin))
-        )
-
-    def _verdict(self, low: float, high: float) -> tuple[str, str]:
-        if -self.margin < low and high < self.margin:
-            return REPRODUCED, ""
-        return (REFUTED if low > self.margin or high < -self.margin else INCONCLUSIVE), ""
-
-
-Test = Above | Close
+    @property
+    def bounds(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Differences within the margin are claimed, others refuted."""
+        return (-self.margin, self.margin), (-self.margin, self.margin)
 
 
 @dataclass(frozen=True)
@@ -181,21 +216,15 @@ class Needs:
         bounds = (("at least", self.least), ("at most", self.most))
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds if math.isfinite(bound))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The row that it needs."""
-        return (self.name,)
-
     def unmet(self, rows: Sequence[Numbers]) -> str:
         """Return a message with the units that do not meet the precondition; "" if all do."""
         values = [float(_value(row, self.name)) for row in rows]
         outside = [
-            (number, value) for number, value in enumerate(values) if not self.least <= value <= self.most
+            f"{value:.3f} (unit {number})"
+            for number, value in enumerate(values)
+            if not self.least <= value <= self.most
         ]
-        if not outside:
-            return ""
-        seeds = ", ".join(f"{value:.3f} (unit {number})" for number, value in outside)
-        return f"{self.name} is {seeds}, needed is {self._bound}"
+        return f"{self.name} is {', '.join(outside)}, needed is {self._bound}" if outside else ""
 
 
 def ordered(*names: str, by: float = 0.0, effect: float = 0.01) -> list[Test]:
@@ -210,13 +239,9 @@ def overall(judgements: Sequence[Judgement], small: bool = True) -> str:
         return EXEMPT
     if {part.verdict for part in parts} == {REPRODUCED}:
         return REPRODUCED
-    refuted = power.holm([part.p_refuted for part in parts], REFUTATION)
-    part_verdicts = [part.verdict for part in parts]
-    return (
-        REFUTED
-        if any(r and verdict == REFUTED for r, verdict in zip(refuted, part_verdicts, strict=True))
-        else INCONCLUSIVE
-    )
+    rejected = power.holm([part.p_refuted for part in parts], REFUTATION)
+    refuted = any(holm and part.verdict == REFUTED for holm, part in zip(rejected, parts, strict=True))
+    return REFUTED if refuted else INCONCLUSIVE
 
 
 def tally(judgements: Sequence[Judgement], small: bool = True) -> str:
@@ -225,64 +250,12 @@ def tally(judgements: Sequence[Judgement], small: bool = True) -> str:
     return f"{sum(part.verdict == REPRODUCED for part in parts)} of {len(parts)} parts" if parts else ""
 
 
-def _judged(
-    test: Test,
-    contrasts: list[float],
-    verdict: Callable[[float, float], tuple[str, str]],
-    refuting: Callable[[Callable[[float], float]], float],
-) -> Judgement:
-    crossed = _crossed(contrasts)
-    if crossed is not None:
-        mean, error, n, over = (
-            float(crossed.mean()),
-            power.crossed_error(crossed),
-            len(crossed),
-            "seeds and images",
-        )
-    else:
-        mean = fmean(contrasts) if contrasts else math.nan
-        error, n, over = _standard_error(contrasts), len(contrasts), "units"
-    known = n > 1 and math.isfinite(mean) and math.isfinite(error)
-    p, detectable, interval = 1.0, None, None
-    outcome, note = INCONCLUSIVE, ""
-    if known:
-        half = float(student.ppf((1 + test.level) / 2, n - 1)) * error
-        interval = mean - half, mean + half
-
-        def below(bound: float) -> float:
-            """Return the p-value of "the effect is at least `bound`"."""
-            return float(student.cdf((mean - bound) / error, n - 1)) if error else float(mean >= bound)
-
-        p = refuting(below)
-        if isinstance(test, Above):
-            detectable = power.detectable(error * math.sqrt(n), n, test.level)
-        outcome, note = verdict(*interval)
-    paper = test.paper if isinstance(test, Above) else None
-    return Judgement(
-        str(test), mean, interval, test.level, n, outcome, note, test.exempt, p, detectable, paper, over
-    )
-
-
-def _standard_error(contrasts: Sequence[float]) -> float:
-    """Return the standard error of the mean; infinite for a single value or one that is not finite."""
-    plain = [float(contrast) for contrast in contrasts]
-    if len(plain) < 2 or not all(map(math.isfinite, plain)):
-        return math.inf
-    return stdev(plain) / math.sqrt(len(plain))
-
-
-def _crossed(contrasts: Sequence[float]) -> power.Array | None:
-    """Return the contrasts by seed and image, if every seed has them for the same number of images."""
-    outcomes = [contrast.values for contrast in contrasts if isinstance(contrast, PerImage)]
-    if len(outcomes) < max(2, len(contrasts)) or len({len(values) for values in outcomes}) > 1:
-        return None
-    return np.stack(outcomes)
+def _side(side: str | float) -> str:
+    return side if isinstance(side, str) else f"{side:g}"
 
 
 def _value(row: Numbers, name: str | float) -> float:
-    if isinstance(name, float | int):
-        return float(name)
-    if name not in row:
+    if isinstance(name, str) and name not in row:
         raise BadInput(f"a test needs the row {name!r}, which its study does not measure: {', '.join(row)}")
-    value = row[name]
+    value = row[name] if isinstance(name, str) else name
     return value if isinstance(value, PerImage) else float(value)
