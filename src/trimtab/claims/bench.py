@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ class Bench:
             return
         start = bench.network(net.start) if net.start else None
         images = bench.made(net.data) if net.data else None
-        callbacks: list[Callback] = [self._report(f"training {net.recipe}"), self._stop_if_asked]
+        callbacks: list[Callback] = [partial(self._while_training, net)]
         if net.watch is not None:
             callbacks.append(net.watch(bench))
         run = train.Run(path, recipe)
@@ -162,24 +163,24 @@ class Bench:
         """A bench for networks and sets that the claim depends on but does not declare."""
         return replace(self, allowed=None, methods={})
 
-    def _stop_if_asked(self, event: Event) -> None:
-        if event.kind == "step" and event.step % STOP_EVERY == 0 and self._must_stop:
-            signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
+    def _while_training(self, net: Net, event: Event) -> None:
+        if event.kind == "step" and event.step % STOP_EVERY == 0:
+            self._report(f"training {net.recipe}", event.step, event.steps)
+            if self.must_stop:
+                signal.raise_signal(signal.SIGTERM)  # the loop saves and raises `Stopped`
 
     def _stop_after_chunk(self, cell: Cell, new: int, count: Accuracy) -> None:
-        if new and self._must_stop:  # the chunk is stored
+        if new and self.must_stop:  # the chunk is stored
             raise Stopped(128 + signal.SIGTERM, self.folder)
 
     @property
-    def _must_stop(self) -> bool:
+    def must_stop(self) -> bool:
+        """Whether work is to be stopped: a file PAUSE asks for it, or the time is up."""
         return paused(self.folder) or time.monotonic() > self.until
 
-    def _report(self, what: str) -> Callable[[Event], None]:
-        def callback(event: Event) -> None:
-            if self.progress is not None and (event.kind == "epoch" or event.step % 20 == 0):
-                self.progress(what, event.step / max(event.steps, 1))
-
-        return callback
+    def _report(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done / max(total, 1))
 
     # ---- images ------------------------------------------------------------------------------------
 
@@ -205,11 +206,7 @@ class Bench:
         source = self._without_restrictions().network(made.source)
         images = self.made(made.of) if made.of else self.images("train", self.scale.made)
         path.parent.mkdir(parents=True, exist_ok=True)
-
-        def report(done: int, total: int) -> None:
-            if self.progress is not None:
-                self.progress(f"making {made.kind}", done / total)
-
+        report = partial(self._report, f"making {made.kind}")
         with locked(path.with_suffix(".lock")):
             method = construct.construction(made.kind, **options)
             self.uses(method)

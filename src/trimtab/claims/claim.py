@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trimtab.claims.scales import WAVE1
+from trimtab.claims.scales import ROW_OF
 from trimtab.claims.verdicts import Needs, Test
 from trimtab.types import BadInput
 
@@ -111,21 +111,17 @@ def everything() -> dict[str, Claim]:
 def chosen(words: Sequence[str]) -> list[Claim]:
     """Return the claims named on a command line: ids, papers, `headline`, `wave1` or `all`."""
     known = everything()
+    groups = {id: [id] for id in known} | {
+        "ALL": [*known],
+        "WAVE1": [*ROW_OF],
+        "HEADLINE": [id for id, claim in known.items() if claim.headline],
+        **{paper: [id for id in known if id.startswith(f"{paper}-")] for paper in PAPERS},
+    }
     selected: dict[str, Claim] = {}
     for word in words:
-        name = word.upper()
-        if name == "ALL":
-            selected |= known
-        elif name == "WAVE1":
-            selected |= {id: known[id] for row in WAVE1 for id in row.ids}
-        elif name == "HEADLINE":
-            selected |= {id: claim for id, claim in known.items() if claim.headline}
-        elif name in PAPERS:
-            selected |= {id: claim for id, claim in known.items() if id.startswith(f"{name}-")}
-        elif name in known:
-            selected[name] = known[name]
-        else:
-            near = difflib.get_close_matches(name, [*known, *PAPERS, "ALL", "HEADLINE", "WAVE1"], 3)
+        if word.upper() not in groups:
+            near = difflib.get_close_matches(word.upper(), groups, 3)
             hint = f"did you mean {', '.join(near)}?" if near else "`trimtab reproduce --list` lists all"
             raise BadInput(f"there is no claim {word!r}; {hint}")
+        selected |= {id: known[id] for id in groups[word.upper()]}
     return list(selected.values())

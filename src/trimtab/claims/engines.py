@@ -74,6 +74,11 @@ class Unit:
             return {*self.networks}
         return {net.key(self.at, self.seed) for net in self.networks[self.network].needs(self.at)}
 
+    @property
+    def kind(self) -> str:
+        """What it has in common with the units of other seeds."""
+        return self.networks[self.network].key(self.at, 0) if self.network else self.id
+
     def bench(self, progress: StudyProgress | None = None) -> Bench:
         """Return the bench that it runs on."""
         shelf = Path(self.published) if self.published else None
@@ -116,7 +121,7 @@ def perform(unit: Unit, progress: StudyProgress | None = None) -> Done:
             bench.allowed = unit.claim.nets(bench.scale, unit.seed)
             rows = dict(unit.claim.measure(bench))
     except Stopped:
-        if not paused(bench.folder) and time.monotonic() < bench.until:
+        if not bench.must_stop:
             raise
         return Done(unit, None, time.process_time() - start, stopped=True)
     except Exception as problem:
@@ -176,7 +181,8 @@ def run(
             if not running:
                 return  # paused
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                done = _outcome(running.pop(future), future)
+                unit, problem = running.pop(future), future.exception()  # of a worker that was killed
+                done = failure(unit, problem) if isinstance(problem, Exception) else future.result()
                 seconds[done.unit] += done.seconds
                 if done.stopped:
                     waiting.insert(0, done.unit)
@@ -185,13 +191,6 @@ def run(
                 if done.problem and done.unit.network:
                     failures[done.unit.network] = done
                 yield replace(done, seconds=seconds[done.unit])
-
-
-def _outcome(unit: Unit, future: Future[Done]) -> Done:
-    try:
-        return future.result()
-    except Exception as problem:  # of the worker itself: it was killed, or lost too often
-        return failure(unit, problem)
 
 
 # ---- engines: each yields a function that starts a unit, and how many may run at once --------------------
@@ -212,16 +211,17 @@ def local(units: Sequence[Unit], workers: int, progress: StudyProgress | None) -
         yield here, 1
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_end_with_parent) as pool:
         yield lambda unit: pool.submit(perform, unit), workers
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent() -> None:
     """End this worker when its parent is gone, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trimtab.claims.bench import StudyProgress, locked
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Done, Unit
 from trimtab.claims.result import NOT_YET, Result, from_json, plain, to_json
-from trimtab.claims.scales import WAVE1, scale_of
+from trimtab.claims.scales import ROW_OF, scale_of
 from trimtab.io import atomic_write
 from trimtab.models.files import WEIGHTS
 from trimtab.train import write_text
@@ -103,18 +104,13 @@ def in_order(claims: Sequence[Claim], scale: str, seeds: int | None = None) -> l
         scale: Name of the scale.
         seeds: Seeds per claim; by default the number that the scale plans.
     """
-    row_of = {id: number for number, row in enumerate(WAVE1) for id in row.ids}
-    rows: dict[Any, list[Claim]] = {}
-    for claim in claims:
-        rows.setdefault(row_of.get(claim.id, claim.id), []).append(claim)
-    planned = {claim.id: seeds or claim.planned(scale_of(scale, claim.paper)) for claim in claims}
-    return [
+    places: list[Any] = list(dict.fromkeys(ROW_OF.get(claim.id, claim.id) for claim in claims))
+    pairs = [
         (claim, seed)
-        for row in rows.values()
-        for seed in range(max(planned[claim.id] for claim in row))
-        for claim in row
-        if seed < planned[claim.id]
+        for claim in claims
+        for seed in range(seeds or claim.planned(scale_of(scale, claim.paper)))
     ]
+    return sorted(pairs, key=lambda pair: (places.index(ROW_OF.get(pair[0].id, pair[0].id)), pair[1]))
 
 
 def _record(result: Result, done: Done, out: Path) -> None:
@@ -122,17 +118,18 @@ def _record(result: Result, done: Done, out: Path) -> None:
     unit = done.unit
     if not done.problem:
         note_time(out, done)
+    if unit.network:
+        if not done.problem and unit.scale == "desk":
+            publish_network(unit, out)
+        return
     if done.rows is not None:
         result.rows[unit.seed] = plain(done.rows)
         result.failed.pop(unit.seed, None)
         result.methods.update(done.methods)
         result.cpu = cpu_name()
-    elif done.problem and not done.refused and not unit.network:
+    elif not done.refused:
         result.failed[unit.seed] = done.problem
-    if not unit.network:
-        write(result, out)
-    elif not done.problem and unit.scale == "desk":
-        publish_network(unit, out)
+    write(result, out)
 
 
 def publish_network(unit: Unit, out: Path) -> None:
@@ -159,12 +156,10 @@ def networks(out: Path, scale: str) -> Path:
 
 def cpu_name() -> str:
     """Return the name of this CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        if name := re.search(r"^model name\s*: (.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return name[1]
+    return platform.processor() or platform.machine()
 
 
 # ---- files ---------------------------------------------------------------------------------------------
@@ -179,8 +174,7 @@ def write(result: Result, out: Path) -> None:
     """Add a result to the file of its claim, and to the result the rows that other runs have added."""
     if not result.rows and not result.failed:
         return
-    require_open(out, result.scale)
-    with shared_files(out, result.scale):
+    with writing(out, result.scale):
         other = read(result.claim, result.scale, out)
         result.rows = other.rows | result.rows
         failed = other.failed | result.failed
@@ -193,8 +187,7 @@ def write(result: Result, out: Path) -> None:
 def note_time(out: Path, done: Done) -> None:
     """Add the seconds of a unit to `times.json`."""
     unit = done.unit
-    require_open(out, unit.scale)
-    with shared_files(out, unit.scale):
+    with writing(out, unit.scale):
         seconds = times(out, unit.scale)
         of_kind = seconds.setdefault("networks" if unit.network else unit.id, {})
         of_kind[unit.network or str(unit.seed)] = round(done.seconds, 1)
@@ -219,9 +212,12 @@ def stored_verdict(claim: Claim, scale: str, out: Path) -> str:
     return read(claim, scale, out).verdict
 
 
-def shared_files(out: Path, scale: str) -> AbstractContextManager[None]:
-    """Lock the results of a scale for writing: several runs may share one ledger."""
-    return locked(out / scale / ".lock")
+@contextmanager
+def writing(out: Path, scale: str) -> Iterator[None]:
+    """Lock the results of a scale for writing, which several runs may share; refuse a closed edition."""
+    require_open(out, scale)
+    with locked(out / scale / ".lock"):
+        yield
 
 
 def stored(path: Path) -> dict[str, Any]:

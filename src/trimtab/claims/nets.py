@@ -7,7 +7,7 @@ on held-out images (`Choice`). Its key is a hash of all this, so claims with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -136,10 +136,10 @@ class Made:
         return {"kind": self.kind, "source": self.source.about(scale, seed), "of": of, "steps": steps}
 
 
-def closure(nets: Mapping[str, Net] | list[Net], scale: Scale, seed: int) -> dict[str, Net]:
+def closure(nets: Sequence[Net], scale: Scale, seed: int) -> dict[str, Net]:
     """Return networks with all that they need, each once, in an order in which they can be trained."""
     by_key: dict[str, Net] = {}
-    for net in nets.values() if isinstance(nets, Mapping) else nets:
+    for net in nets:
         for needed in (*net.needs(scale), net):
             by_key.setdefault(needed.key(scale, seed), needed)
     return by_key

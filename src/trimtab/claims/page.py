@@ -16,7 +16,7 @@ from trimtab.claims import ledger, plan
 from trimtab.claims.claim import everything
 from trimtab.claims.power import too_small
 from trimtab.claims.result import summary
-from trimtab.claims.scales import OUT_OF_REACH, WAVE1, scale_of
+from trimtab.claims.scales import OUT_OF_REACH, ROW_OF, scale_of
 from trimtab.claims.verdicts import EXEMPT, INCONCLUSIVE, REFUTED, REPRODUCED, TOO_WEAK
 
 VERDICTS = (REPRODUCED, REFUTED, INCONCLUSIVE, TOO_WEAK, EXEMPT)
@@ -33,18 +33,16 @@ def publish(scale: str, out: Path) -> dict[str, Any]:
         out: Folder of the results.
     """
     scale_of(scale, "mix")  # refuses an unknown scale
-    ledger.require_open(out, scale)
-    with ledger.shared_files(out, scale):
+    with ledger.writing(out, scale):
         known = everything()
-        wave = [known[id] for row in WAVE1 for id in row.ids if id in known]
-        planned = wave if scale == "desk" else list(known.values())
+        planned = [known[id] for id in (ROW_OF if scale == "desk" else known) if id in known]
         budget, seconds = plan.budget(planned, scale, out), ledger.times(out, scale)
         claims = [
             summary(ledger.read(claim, scale, out))
             | {"minutes": round(sum(seconds.get(claim.id, {}).values()) / 60, 1)}
             | {"detectable before the run": plan.detectable_before(claim, scale, out)}
             | {"out of reach": OUT_OF_REACH.get(claim.id, "") if scale == "desk" else ""}
-            for claim in everything().values()
+            for claim in known.values()
         ]
         content = {
             "scale": scale,
@@ -72,20 +70,9 @@ def page(content: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     pages.filters |= {"cell": lambda text: text.replace("|", "\\|"), "number": _number}
-    pages.globals |= {"verdict_of": verdict_of, "seeds_of": seeds_of, "shown": shown, "detected": detected}
+    pages.globals |= {"shown": shown, "too_small": too_small}
     ran = [entry for entry in content["claims"] if entry["seeds"] or entry["failed"]]
     return pages.get_template("ledger.md").render(ledger=content, ran=ran, verdicts=VERDICTS)
-
-
-def verdict_of(entry: Entry) -> str:
-    """Return the verdict; while seeds are missing it is provisional, since a test must not stop early."""
-    return f"{entry['verdict']}, provisional" if entry["provisional"] else str(entry["verdict"])
-
-
-def seeds_of(entry: Entry) -> str:
-    """Return the number of measured, planned and failed seeds as text."""
-    failed = f", {len(entry['failed'])} failed" if entry["failed"] else ""
-    return f"{len(entry['seeds'])} of {entry['planned seeds']}{failed}" if entry["seeds"] or failed else ""
 
 
 def shown(part: Entry) -> str:
@@ -95,15 +82,6 @@ def shown(part: Entry) -> str:
         return f"{effect}, no interval"
     low, high = part["interval"]
     return f"{effect} [{low:+.3f}, {high:+.3f}] ({100 * part['level']:.0f} %)"
-
-
-def detected(part: Entry) -> str:
-    """Return the smallest detectable effect of a part as text, next to the paper's effect."""
-    effect, paper = part["detectable effect"], part["the paper's effect"]
-    if effect is None:
-        return ""
-    weak = ", underpowered" if too_small(effect, paper) else ""
-    return f"{effect:.3f}{'' if paper is None else f', the paper has {paper:.3f}'}{weak}"
 
 
 def _number(value: float | None, format: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from trimtab.claims import ledger, power
 from trimtab.claims.claim import Claim
 from trimtab.claims.engines import Unit, with_networks
-from trimtab.claims.scales import WAVE1, scale_of
+from trimtab.claims.scales import ROW_OF, scale_of
 from trimtab.claims.verdicts import Above
 
 FIRST = "laptop"
@@ -53,31 +53,25 @@ def budget(claims: Sequence[Claim], scale: str, out: Path, seeds: int | None = N
         out: Folder of the results.
         seeds: Seeds per claim; by default the number that the scale plans.
     """
-    seconds, rows = (
-        ledger.times(out, scale),
-        {claim.id: ledger.read(claim, scale, out).rows for claim in claims},
-    )
-    chosen = [Unit(claim.id, scale, seed, "") for claim, seed in ledger.in_order(claims, scale, seeds)]
-    all_units = list(with_networks(chosen))
-    row_of = {id: row for row in WAVE1 for id in row.ids} if scale == "desk" else {}
-    per_row = Counter(row_of.get(unit.id) for unit in all_units)
-    units: dict[str, list[float | None]] = {}  # seconds of the units of a kind; None of those to come
-    planned: dict[str, float] = {}  # seconds of a unit of a kind
-    for unit in all_units:
-        kind = unit.networks[unit.network].key(unit.at, 0) if unit.network else unit.id
-        took = seconds.get("networks" if unit.network else unit.id, {}).get(unit.network or str(unit.seed))
-        valid = bool(unit.network) or unit.seed in rows[unit.id]
-        units.setdefault(kind, []).append(took if valid else None)
-        if row := row_of.get(unit.id):
-            planned.setdefault(kind, row.hours * CORES * 3600 / per_row[row])
-    left: list[float] = []
-    spent, done = 0.0, 0
-    for kind, all_seconds in units.items():
-        known = [value for value in all_seconds if value is not None]
-        each = max(known) if known else planned.get(kind, math.nan)
-        left += [each] * (len(all_seconds) - len(known))
-        spent, done = spent + sum(known), done + len(known)
-    return Budget(done + len(left), done, spent / 3600, sum(left) / 3600)
+    times = ledger.times(out, scale)
+    measured = {claim.id: ledger.read(claim, scale, out).rows for claim in claims}
+    ordered = ledger.in_order(claims, scale, seeds)
+    units = list(with_networks([Unit(claim.id, scale, seed, "") for claim, seed in ordered]))
+    of_row = Counter(ROW_OF.get(unit.id) for unit in units)
+    took: dict[Unit, float] = {}
+    longest: dict[str, float] = {}
+    for unit in units:
+        seconds = times.get("networks" if unit.network else unit.id, {}).get(unit.network or str(unit.seed))
+        if seconds is not None and (unit.network or unit.seed in measured[unit.id]):
+            took[unit] = seconds
+            longest[unit.kind] = max(seconds, longest.get(unit.kind, 0.0))
+    left = 0.0
+    for unit in units:
+        if unit not in took:
+            row = ROW_OF.get(unit.id) if scale == "desk" else None
+            planned = row.hours * CORES * 3600 / of_row[row] if row else math.nan
+            left += longest.get(unit.kind, planned)
+    return Budget(len(units), len(took), sum(took.values()) / 3600, left / 3600)
 
 
 def detectable_before(claim: Claim, scale: str, out: Path) -> dict[str, float]:
@@ -92,8 +86,7 @@ def detectable_before(claim: Claim, scale: str, out: Path) -> dict[str, float]:
     at, effects = scale_of(scale, claim.paper), {}
     for test in claim.tests:
         if isinstance(test, Above) and len(rows) > 1 and all({*test.names} <= row.keys() for row in rows):
-            measured = test.judge(rows).detectable or math.nan
-            std = measured / power.detectable(1.0, len(rows), test.level)
+            std = (test.judge(rows).detectable or math.nan) / power.detectable(1.0, len(rows), test.level)
             seeds = at.seeds if test.controlled else claim.planned(at)
             effects[str(test)] = power.detectable(std, seeds, test.level)
     return effects

@@ -22,11 +22,18 @@ from trimtab.claims.claim import Claim
 from trimtab.claims.methods import changed
 from trimtab.claims.power import PerImage, pack, unpack
 from trimtab.claims.scales import scale_of
-from trimtab.claims.verdicts import Judgement, Needs
+from trimtab.claims.verdicts import Judgement
 from trimtab.runtime.fingerprint import describe, digest
 
 Rows = dict[int, dict[str, float]]
 """By seed: numbers by name."""
+PARTS = {
+    "mean": "effect",
+    "detectable": "detectable effect",
+    "paper": "the paper's effect",
+    "exempt": "the paper's exception",
+}
+"""Fields of a judgement that are named differently in the files."""
 NOT_YET = "not run yet"
 AGAIN = "must be run again"
 
@@ -54,11 +61,6 @@ class Result:
     def seeds(self) -> list[int]:
         """The measured seeds, in order."""
         return sorted(self.rows)
-
-    @property
-    def planned(self) -> int:
-        """The number of seeds that the scale plans."""
-        return self.claim.planned(scale_of(self.scale, self.claim.paper))
 
     @property
     def judgements(self) -> list[Judgement]:
@@ -100,69 +102,48 @@ class Result:
         }
         return {name: value for name, value in averages.items() if math.isfinite(value)}
 
-    @property
-    def images(self) -> int | None:
-        """The number of test images that the tests' outcomes are of; None where only means are known."""
-        tested = {name for test in self.claim.tests for name in test.names}
-        values = [row[name] for row in self.rows.values() for name in tested & row.keys()]
-        return max((len(value.values) for value in values if isinstance(value, PerImage)), default=None)
-
-    @property
-    def command(self) -> str:
-        """The command that measures these seeds."""
-        command, tried = f"trimtab reproduce {self.claim.id} --scale {self.scale}", [*self.rows, *self.failed]
-        return f"{command} --seeds {max(tried) + 1}" if tried else command
-
 
 def summary(result: Result) -> dict[str, Any]:
     """Return what the ledger says of a claim, as JSON values."""
-    claim = result.claim
-    return {
-        "id": claim.id,
-        "claim": claim.sentence,
-        "paper": claim.paper,
-        "scale": result.scale,
-        "verdict": result.verdict,
-        "provisional": 0 < len(result.rows) < result.planned,
-        "reason": result.note,
-        "parts": verdicts.tally(result.judgements, small=result.scale != "paper"),
-        "tests": [_part(judged) for judged in result.judgements],
-        "preconditions": [_precondition(need, result) for need in claim.needs],
-        "changed after numbers were seen": claim.changed,
-        "seeds": result.seeds,
-        "planned seeds": result.planned,
-        "failed": {str(seed): result.failed[seed] for seed in sorted(result.failed)},
-        "images": result.images,
-        "figures": dict(claim.figures),
-        "means": result.means,
-        "command": result.command,
-        "cpu": result.cpu,
-    }
-
-
-def _precondition(need: Needs, result: Result) -> dict[str, Any]:
-    """Return a precondition as data: its value under every seed, and whether all meet it."""
-    rows = [result.rows[seed] for seed in result.seeds]
-    values = {str(seed): _finite(float(result.rows[seed][need.name])) for seed in result.seeds}
-    return {"needed": str(need), "by seed": values, "met": not need.unmet(rows) if rows else None}
-
-
-def _part(judged: Judgement) -> dict[str, Any]:
-    """Return a part of a claim as data."""
-    values = {
-        "test": judged.test,
-        "verdict": judged.verdict,
-        "note": judged.note,
-        "effect": judged.mean,
-        "interval": judged.interval and list(judged.interval),
-        "level": judged.level,
-        "units": judged.units,
-        "over": judged.over,
-        "detectable effect": judged.detectable,
-        "the paper's effect": judged.paper,
-        "the paper's exception": judged.exempt,
-    }
-    return {name: _finite(value) for name, value in values.items()}
+    claim, rows = result.claim, result.rows
+    planned = claim.planned(scale_of(result.scale, claim.paper))
+    small = result.scale != "paper"
+    tested = {name for test in claim.tests for name in test.names}
+    outcomes = [value for row in rows.values() for name, value in row.items() if name in tested]
+    command, tried = f"trimtab reproduce {claim.id} --scale {result.scale}", [*rows, *result.failed]
+    return _finite(
+        {
+            "id": claim.id,
+            "claim": claim.sentence,
+            "paper": claim.paper,
+            "scale": result.scale,
+            "verdict": result.verdict,
+            "provisional": 0 < len(rows) < planned,
+            "reason": result.note,
+            "parts": verdicts.tally(result.judgements, small),
+            "tests": [
+                {PARTS.get(name, name): value for name, value in vars(judged).items() if name != "p_refuted"}
+                for judged in result.judgements
+            ],
+            "preconditions": [
+                {
+                    "needed": str(need),
+                    "by seed": {str(seed): float(rows[seed][need.name]) for seed in result.seeds},
+                    "met": not need.unmet([*rows.values()]) if rows else None,
+                }
+                for need in claim.needs
+            ],
+            "changed after numbers were seen": claim.changed,
+            "seeds": result.seeds,
+            "planned seeds": planned,
+            "failed": {str(seed): result.failed[seed] for seed in sorted(result.failed)},
+            "images": max((len(v.values) for v in outcomes if isinstance(v, PerImage)), default=None),
+            "figures": dict(claim.figures),
+            "means": result.means,
+            "command": f"{command} --seeds {max(tried) + 1}" if tried else command,
+            "cpu": result.cpu,
+        }
+    )
 
 
 def settings(claim: Claim, scale: str) -> str:
@@ -179,15 +160,15 @@ def settings(claim: Claim, scale: str) -> str:
 
 def to_json(result: Result) -> dict[str, Any]:
     """Return a result as the content of its file: the summary, the rows, and what they depend on."""
+    rows = {str(seed): result.rows[seed] for seed in result.seeds}
     outcomes = {
-        str(seed): {name: pack(value) for name, value in row.items() if isinstance(value, PerImage)}
-        for seed, row in sorted(result.rows.items())
+        seed: {name: pack(value) for name, value in row.items() if isinstance(value, PerImage)}
+        for seed, row in rows.items()
     }
     return summary(result) | {
-        "rows": {
-            str(seed): {name: _finite(float(value)) for name, value in row.items()}
-            for seed, row in sorted(result.rows.items())
-        },
+        "rows": _finite(
+            {seed: {name: float(value) for name, value in row.items()} for seed, row in rows.items()}
+        ),
         "outcomes": {seed: packed for seed, packed in outcomes.items() if packed},
         "versions": {"trimtab": trimtab.__version__, "torch": torch.__version__},
         "methods": dict(sorted(result.methods.items())),
@@ -222,4 +203,9 @@ def plain(rows: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _finite(value: Any) -> Any:
+    """Return a value as JSON has it: without numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -227,6 +227,8 @@ WAVE1 = (
     Wave(("APA-2", "APA-5", "APA-6"), 4),
 )
 """The desk's first wave, headlines first."""
+ROW_OF = {id: row for row in WAVE1 for id in row.ids}
+"""The row of each claim of the first wave, in its order."""
 _FAILING = "it needs mixed training to lose its robustness, which the paper does not expect on CIFAR-10"
 OUT_OF_REACH = {
     "MIX-2": _FAILING,
