@@ -240,3 +240,29 @@ def test_chunks_made_in_different_ways_are_not_joined() -> None:
         certify.join([a, b])
     with pytest.raises(BadInput, match="no certificates"):
         certify.join([])
+
+
+class Wide(nn.Module):
+    """A network whose largest feature takes 50 MB for each image."""
+
+    def __init__(self, numpy: bool = False) -> None:
+        super().__init__()
+        self.numpy, self.sizes = numpy, set[int]()
+        self.conv = nn.Conv2d(3, 256, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.add(len(x))
+        if self.numpy:
+            x.numpy()  # refuses an image with a gradient
+        return self.conv(x)[:, :3].mean((2, 3))
+
+
+def test_noisy_copies_of_large_images_go_through_the_network_a_few_at_a_time() -> None:
+    model, x = Wide().eval(), torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    result = certify.certify(model, x, n0=10, n=20, alpha=0.05)
+    # 4 features of 51 MB at a time leave room for 7 images in 2 GB: 4, for two networks
+    assert model.sizes <= {1, 2, 4}
+    assert same(result, certify.certify(model, x, n0=10, n=20, alpha=0.05, batch_size=5))
+    opaque = Wide(numpy=True).eval()
+    opaque.load_state_dict(model.state_dict())
+    assert same(result, certify.certify(opaque, x, n0=10, n=20, alpha=0.05))

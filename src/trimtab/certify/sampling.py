@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
@@ -33,8 +33,16 @@ from torch import Tensor, nn
 from trimtab import rng
 from trimtab._accel import accelerate, thread_pool
 from trimtab._clone import shallow_clone
+from trimtab.attacks.base import LARGE, MEMORY
 from trimtab.certify.independence import require_independent
-from trimtab.runtime import check_images, is_out_of_memory, require_usable, retry_halved, unwrap
+from trimtab.runtime import (
+    check_images,
+    images_within,
+    is_out_of_memory,
+    require_usable,
+    retry_halved,
+    unwrap,
+)
 from trimtab.types import BadInput, counts
 
 BLOCK = 50
@@ -151,9 +159,8 @@ def sampler(
     check_images(x, torch.zeros(len(x), dtype=torch.long))  # labels do not matter here
     if len(x) == 0:
         raise BadInput("there are no images to certify")
-    if batch_size is None:
-        batch_size = BATCH_ON_CPU if x.device.type == "cpu" else BATCH_ELSEWHERE
-    counts(batch_size=batch_size)
+    if batch_size is not None:
+        counts(batch_size=batch_size)
     # The probe is independent of x: how the networks are built must not depend on the images.
     generator = rng.seeded(0)
     probe = torch.rand(4, *x.shape[1:], generator=generator, device="cpu")
@@ -163,6 +170,8 @@ def sampler(
     try:
         network = accelerate(unwrap(model), probe)
         networks.put(network)
+        if batch_size is None:
+            batch_size = _fitting(network, probe)
         for _ in range(THREADS - 1):
             networks.put(shallow_clone(network))
         classes = require_independent(network, probe)
@@ -175,6 +184,18 @@ def sampler(
     with thread_pool(THREADS) as pool:
         advance = _counter(progress, total)
         yield Sampler(images, ids, sigma, seed, classes, batch_size, networks, pool, advance)
+
+
+def _fitting(network: nn.Module, x: Tensor) -> int:
+    """Return the default batch size; on a CPU, large images of all threads together stay within 2 GB."""
+    if x.device.type != "cpu":
+        return BATCH_ELSEWHERE
+    if x[:1].numel() <= LARGE:
+        return BATCH_ON_CPU
+    with suppress(RuntimeError):  # of a model that takes no image with a gradient
+        both = images_within(MEMORY, network, x, gradients=False, most=THREADS * BATCH_ON_CPU)
+        return max(1, both // THREADS)
+    return BATCH_ON_CPU
 
 
 def _counter(progress: SampleProgress | None, total: int) -> Callable[[int], None]:
