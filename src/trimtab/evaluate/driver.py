@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 RUNNING = RunningMode()
-FRACTION, FEWEST = 0.15, 32
+FRACTION, FEWEST = 0.15, 64
 """Of a suite without attacks: what the checks before it may add to its cost, on how many images at least."""
 
 

@@ -43,7 +43,7 @@ class Health(Condition):
     cut          no gradient can reach the image at all
     training     some submodule stayed in training mode
 
-    A brief one, for suites without attacks, takes three passes: other batches are of 7 only, and gradients
+    A brief one, for suites without attacks, takes three passes: other batches are of one image, and gradients
     are left out (`flat` and `cut` are false).
     """
 
@@ -76,7 +76,7 @@ class Health(Condition):
             except (BadInput, ValueError):
                 return torch.full((len(x),), torch.inf, device=x.device)
 
-        rebatched = [in_batches(size) for size in (BATCHES[1:2] if self.brief else BATCHES)]
+        rebatched = [in_batches(size) for size in (BATCHES[:1] if self.brief else BATCHES)]
         without = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         return {
             "correct": ~is_misclassified(z, y),

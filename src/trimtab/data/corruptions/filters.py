@@ -51,8 +51,8 @@ def gaussian(x: Tensor, sigma: float, truncate: float = 4.0, border: str = "near
     """
     height, width = x.shape[-2:]
     radius = int(truncate * sigma + 0.5)
-    rows = _gaussian_matrix(height, sigma, radius, border).to(x.device)
-    columns = _gaussian_matrix(width, sigma, radius, border).to(x.device)
+    rows = _gaussian_matrix(height, sigma, radius, border).to(x)
+    columns = _gaussian_matrix(width, sigma, radius, border).to(x)
     half, out = torch.empty_like(x), torch.empty_like(x)
     for to, read in _blocks(height, radius):
         half[..., to, :] = rows[to, read] @ x[..., read, :]
@@ -80,7 +80,7 @@ def _gaussian_matrix(size: int, sigma: float, radius: int, border: str) -> Tenso
         read = np.minimum(read, 2 * size - 1 - read)
     matrix = np.zeros((size, size))
     np.add.at(matrix, (np.arange(size)[:, None], read), weights)
-    return torch.from_numpy(matrix).float()
+    return torch.from_numpy(matrix)
 
 
 def zoomed(x: Tensor, factor: float) -> Tensor:
