@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -231,10 +232,10 @@ def test_efficientnet_lite0_classifies_photographs_as_in_timm(tmp_path: Path, sh
     ]
     own = create_transform(**resolve_data_config({}, model=reference))
     assert isinstance(named[0], FolderSet)
-    correct = 0
+    correct, files = 0, iter(named[0].files)
     for batches in zip(*(images.batches(50) for images in named), strict=True):
-        ids = batches[0].ids.tolist()
-        pictures = [Image.open(named[0].root / named[0].files[i]).convert("RGB") for i in ids]
+        paths = [named[0].root / file for file in islice(files, len(batches[0].y))]
+        pictures = [Image.open(path).convert("RGB") for path in paths]
         with torch.no_grad():
             predicted = reference(torch.stack([own(picture) for picture in pictures])).argmax(1)
             for batch in batches:
